@@ -1,0 +1,2 @@
+"""Thalweg: the residual stream of deep transformers."""
+

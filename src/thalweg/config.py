@@ -1,0 +1,178 @@
+"""Frozen dataclasses from TOML files and flags: strict types, unknown keys rejected with the nearest name."""
+
+import dataclasses
+import json
+import tomllib
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from thalweg.errors import InputError, UnknownNameError
+
+C = TypeVar("C")
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """Parse a TOML file.
+
+    Raises: InputError that names the file and, for broken syntax, the line.
+    """
+    path = Path(path)
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"no such file: {path}; give the path of a TOML file") from None
+    except IsADirectoryError:
+        raise InputError(f"{path} is a folder; give the path of a TOML file") from None
+    except PermissionError:
+        raise InputError(f"{path} cannot be read: permission denied") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); TOML must be UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path} is not valid TOML: {error}") from None
+
+
+def build(cls: type[C], values: Mapping[str, Any], where: str = "") -> C:
+    """Make the dataclass ``cls`` from plain values, strictly.
+
+    ``where`` is the path shown in errors (``model.width``). Nested dataclasses are built from nested tables; a list becomes a tuple
+    where the field asks for one; an int is taken for a float, never the reverse.
+
+    Raises: UnknownNameError for a key that is no field; InputError for a wrong type or a missing required key.
+    """
+    if not isinstance(values, Mapping):
+        raise InputError(f"{where or cls.__name__} must be a table, got {type(values).__name__}")
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
+    hints = get_type_hints(cls)
+    for key in values:
+        if key not in fields:
+            raise UnknownNameError("key", f"{where}.{key}" if where else key, [f"{where}.{k}" if where else k for k in fields])
+    given = {key: convert(hints[key], value, f"{where}.{key}" if where else key) for key, value in values.items()}
+    missing = [
+        name
+        for name, f in fields.items()
+        if name not in given and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise InputError(f"{where or cls.__name__} lacks the required key{'s' * (len(missing) > 1)} {', '.join(missing)}")
+    return cls(**given)
+
+
+def convert(hint: Any, value: Any, where: str) -> Any:
+    """Check ``value`` against the type ``hint`` and return it in that type. Raises: InputError."""
+    origin, args = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return value
+    if origin is Literal:
+        if not any(value == allowed and type(value) is type(allowed) for allowed in args):
+            if isinstance(value, str):
+                raise UnknownNameError(f"value for {where}:", value, [str(a) for a in args])
+            raise InputError(f"{where} must be one of {', '.join(map(repr, args))}, got {value!r}")
+        return value
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in args:
+            return None
+        errors: list[InputError] = []
+        for option in (a for a in args if a is not type(None)):
+            try:
+                return convert(option, value, where)
+            except InputError as error:
+                errors.append(error)
+        raise errors[0] if len(errors) == 1 else _wrong(where, hint, value)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return value if isinstance(value, hint) else build(hint, value, where)
+    if origin in (tuple, list):
+        if not isinstance(value, list | tuple):
+            raise _wrong(where, hint, value)
+        if origin is tuple and args and args[-1] is not Ellipsis:
+            if len(value) != len(args):
+                raise InputError(f"{where} needs {len(args)} values, got {len(value)}")
+            return tuple(convert(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(args, value, strict=True)))
+        return origin(convert(args[0] if args else Any, v, f"{where}[{i}]") for i, v in enumerate(value))
+    if origin is dict or hint is dict or origin is Mapping:
+        if not isinstance(value, Mapping):
+            raise _wrong(where, hint, value)
+        return {str(k): convert(args[1] if args else Any, v, f"{where}.{k}") for k, v in value.items()}
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint is Path and isinstance(value, str):
+        return Path(value)
+    if isinstance(hint, type) and isinstance(value, hint) and not (isinstance(value, bool) and hint in (int, float)):
+        return value
+    raise _wrong(where, hint, value)
+
+
+def _wrong(where: str, hint: Any, value: Any) -> InputError:
+    name = getattr(hint, "__name__", None) if get_origin(hint) is None else None
+    return InputError(f"{where} must be {name or str(hint).replace('typing.', '')}, got {value!r} ({type(value).__name__})")
+
+
+def parse_assignments(pairs: list[str], where: str = "option") -> dict[str, Any]:
+    """Turn ``["alpha=0.5", "preset=paper"]`` into typed values; a value that is no TOML literal is taken as a string."""
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        key, sign, text = pair.partition("=")
+        if not sign or not key.strip():
+            raise InputError(f"{where} must look like NAME=VALUE, got {pair!r}")
+        try:
+            values[key.strip()] = tomllib.loads(f"x = {text}")["x"]
+        except tomllib.TOMLDecodeError:
+            values[key.strip()] = text
+    return values
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Deep merge of two tables; ``over`` wins. Neither is changed."""
+    merged = dict(base)
+    for key, value in over.items():
+        both_tables = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = merge(merged[key], value) if both_tables else value
+    return merged
+
+
+def to_plain(value: Any) -> Any:
+    """Dataclasses, tuples and paths as plain JSON/TOML values; ``None`` entries of tables are left out."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value) if getattr(value, f.name) is not None}
+    if isinstance(value, Mapping):
+        return {str(k): to_plain(v) for k, v in value.items() if v is not None}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [to_plain(v) for v in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def to_toml(value: Any) -> str:
+    """A config as TOML text that :func:`build` reads back equal."""
+    lines: list[str] = []
+    _write_table(to_plain(value), (), lines)
+    return "\n".join(lines).strip() + "\n"
+
+
+def _write_table(table: Mapping[str, Any], path: tuple[str, ...], lines: list[str]) -> None:
+    scalars = {k: v for k, v in table.items() if not isinstance(v, Mapping)}
+    if path and (scalars or not table):
+        lines.extend(["", f"[{'.'.join(map(_key, path))}]"])
+    lines.extend(f"{_key(k)} = {_literal(v)}" for k, v in scalars.items())
+    for key, inner in table.items():
+        if isinstance(inner, Mapping):
+            _write_table(inner, (*path, key), lines)
+
+
+def _key(key: str) -> str:
+    bare = key and all(c.isascii() and (c.isalnum() or c in "-_") for c in key)
+    return key if bare else json.dumps(key)
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_literal, value))}]"
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{_key(k)} = {_literal(v)}" for k, v in value.items()) + " }"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON strings are TOML basic strings but for DEL
+    if isinstance(value, float):
+        return repr(value)  # inf and nan are spelled alike in TOML
+    return str(value)

@@ -1,0 +1,330 @@
+"""The central protocol: one ``Stream`` for a network, one ``StreamSite`` for each sublayer.
+
+Axis legend, used in every file of this folder: ``b`` batch, ``t`` token, ``n`` stream (or value channel), ``d`` width. A matrix that moves
+streams is ``mix[to, from]``.
+
+    embedding [b t d] --enter--> State --read--> ([b t d], context) --sublayer--> update [b t d]
+                                   ^                                                   |
+                                   +------------------- write(state, update, context) <+      ... --leave--> [b t d]
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from thalweg.errors import InputError
+from thalweg.ops.norms import Norm
+
+State = Any  # a pytree of tensors of fixed structure that the Stream alone understands
+Context = Any  # a pytree of tensors, or None: what one pass over the state computes for both verbs
+Sublayer = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a sublayer stands in the network. ``index`` counts sublayers, ``layer`` counts layers, both from 0; ``depth`` is in layers."""
+
+    index: int
+    layer: int
+    kind: str
+    depth: int
+    sublayers_per_layer: int
+
+    @staticmethod
+    def stack(depth: int, kinds: Sequence[str]) -> "tuple[Site, ...]":
+        """``depth`` layers with one sublayer per entry of ``kinds``."""
+        if depth < 1 or not kinds:
+            raise InputError(f"a network needs at least one layer and one sublayer, got depth {depth} and kinds {tuple(kinds)}")
+        return tuple(
+            Site(layer * len(kinds) + i, layer, kind, depth, len(kinds)) for layer in range(depth) for i, kind in enumerate(kinds)
+        )
+
+    @staticmethod
+    def decoder(depth: int) -> "tuple[Site, ...]":
+        """The usual decoder: attention, then feed-forward, in every layer."""
+        return Site.stack(depth, ("attention", "feed_forward"))
+
+    @property
+    def total(self) -> int:
+        """Number of sublayers in the network."""
+        return self.depth * self.sublayers_per_layer
+
+
+class TokenMemory:
+    """What connections that look along the token axis keep between the calls of cached decoding, by site.
+
+    One object lives in the generation cache; a connection calls :meth:`extend` with the tokens of this call and gets past and present.
+    """
+
+    def __init__(self) -> None:
+        self.slots: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def extend(self, key: str, x: Tensor, mask: Tensor, keep: int) -> tuple[Tensor, Tensor]:
+        """Put the tokens of this call after those kept under ``key``; keep the last ``keep`` of the result for the next call.
+
+        Shapes: x [b t ...], mask [b t] (True where the token is real) -> ([b p+t ...], [b p+t]) with p <= keep past tokens.
+        """
+        if key in self.slots:
+            past, past_mask = self.slots[key]
+            x, mask = torch.cat([past.to(x.dtype), x], 1), torch.cat([past_mask, mask], 1)
+        start = max(x.shape[1] - keep, 0)
+        self.slots[key] = (x[:, start:].detach(), mask[:, start:])
+        return x, mask
+
+    def select(self, rows: Tensor) -> None:
+        """Reorder or repeat the batch (beam search, parallel sampling). rows: [b'] indices."""
+        self.slots = {key: (x[rows], mask[rows]) for key, (x, mask) in self.slots.items()}
+
+
+@dataclass
+class Tokens:
+    """What is known of the tokens of a call; for the few connections that look along the token axis.
+
+    mask [b t] bool, True where a token is real (None: all are); positions [b t] int; segments [b t] int, equal within one packed
+    document; memory: past tokens in cached decoding.
+    """
+
+    mask: Tensor | None = None
+    positions: Tensor | None = None
+    segments: Tensor | None = None
+    memory: TokenMemory | None = None
+
+    def real(self, x: Tensor) -> Tensor:
+        """The mask, made for ``x`` [b t ...] when none was given."""
+        return self.mask.bool() if self.mask is not None else torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """What a connection asks of the inside of a sublayer, which the sublayer implements or refuses.
+
+    gain: factor on the initial weights of value, attention output and both feed-forward maps (not query and key).
+    output_gain: factor on the initial weights of the last map of the sublayer only (GPT-2's 1/sqrt(2L)).
+    init: distribution of the generic pass, ``normal`` with the model's std or ``xavier`` (normal, with the gains above).
+    inner_norm: a norm before the last map of the sublayer (Sub-LN).
+    """
+
+    gain: float = 1.0
+    output_gain: float = 1.0
+    init: Literal["normal", "xavier"] = "normal"
+    inner_norm: bool = False
+
+
+@dataclass(frozen=True)
+class GroupHint:
+    """How the optimiser should treat a group of parameters: a factor on the learning rate, and weight decay (None: the run's default)."""
+
+    lr_mul: float = 1.0
+    weight_decay: float | None = None
+
+
+@dataclass(frozen=True)
+class Equivalence:
+    """A claim about initialisation: the whole stream equals connection ``name`` with ``options`` within ``tolerance`` (float64, relative)."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    tolerance: float = 1e-9
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What ``thalweg show connection``, the documentation and the reports say of a connection.
+
+    source: paper and equation. equation: in text, one line per step. words: the same in plain words, with the shape at each edge.
+    chosen: values that the source does not state and that are ours. deviations: where the code leaves the source.
+    verified: against what it was checked beside the loop-written reference.
+    """
+
+    source: str
+    equation: str
+    words: str
+    constraint: str = "none"
+    precision: str = "coefficients and norms in float32 or wider; the stream in the dtype of the model"
+    chosen: tuple[str, ...] = ()
+    deviations: tuple[str, ...] = ()
+    verified: tuple[str, ...] = ("loop-written reference in float64, outputs and all gradients",)
+    bibtex: str = ""
+
+
+@dataclass(frozen=True)
+class ConnectionOptions:
+    """Options that every connection has. Each connection's own dataclass extends it and sets the slots that it uses by default.
+
+    norm: kind used in every slot. input_norm: before the sublayer. update_norm: on what the sublayer returns, before it is written.
+    final_norm: on what the unembedding sees.
+    """
+
+    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    norm_eps: float = 1e-6
+    norm_bias: bool = False
+    input_norm: bool = True
+    update_norm: bool = False
+    final_norm: bool = True
+
+    def make_norm(self, width: int, used: bool = True) -> Norm:
+        """A norm of this configuration, or the identity where the slot is not used."""
+        return Norm(width, self.norm if used else "none", eps=self.norm_eps, bias=self.norm_bias)
+
+
+class StreamSite(nn.Module):
+    """What happens to the state at one sublayer. ``read`` and ``write`` never change their arguments in place."""
+
+    def __init__(self, width: int, site: Site, options: ConnectionOptions):
+        super().__init__()
+        self.site = site
+        self.input_norm = options.make_norm(width, options.input_norm)
+        self.update_norm = options.make_norm(width, options.update_norm)
+
+    def read(self, state: State, tokens: Tokens | None = None) -> tuple[Float[Tensor, "b t d"], Context]:
+        """State -> (sublayer input [b t d], context)."""
+        return self.input_norm(state), None
+
+    def write(self, state: State, update: Float[Tensor, "b t d"], context: Context) -> State:
+        """State, what the sublayer returned [b t d], context of ``read`` -> next State."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how it writes")
+
+    def advance(
+        self, following: "StreamSite | None", state: State, update: Tensor, context: Context, tokens: Tokens | None = None
+    ) -> tuple[State, Tensor | None, Context]:
+        """Write here and read at the ``following`` site; override with a fused form if one exists (tested equal).
+
+        After the last site (``following`` is None) the sublayer input and the context are None.
+        """
+        state = self.write(state, update, context)
+        if following is None:
+            return state, None, None
+        return (state, *following.read(state, tokens))
+
+    def gates(self, state: State, context: Context) -> dict[str, Tensor]:
+        """Named gate values for measurement, each [b t] or [b t d]; empty where a connection has none.
+
+        Names with a meaning across connections: ``gate`` (in [0, 1], on the update), ``beta`` (write strength), ``erase`` (the factor by
+        which the old state is removed: 0 keep, 1 erase, 2 reflect, below 0 or above 2 amplify).
+        """
+        return {}
+
+    def reset_parameters(self) -> None:
+        """Give every parameter its declared start. The model calls this after its generic initialisation."""
+        self.input_norm.reset_parameters()
+        self.update_norm.reset_parameters()
+
+
+class Stream(nn.Module):
+    """What happens to the state once per network, and the sites. Subclass it, once per connection.
+
+    A subclass sets ``Options`` (a dataclass extending :class:`ConnectionOptions`), ``Site`` (its :class:`StreamSite`) and ``facts``; it
+    overrides the verbs that differ from the plain residual stream, and writes :meth:`reference` in loops.
+    """
+
+    Options: ClassVar[type[ConnectionOptions]] = ConnectionOptions
+    SiteModule: ClassVar[type[StreamSite]] = StreamSite
+    facts: ClassVar[Facts]
+
+    def __init__(self, width: int, sites: Sequence[Site], options: ConnectionOptions):
+        super().__init__()
+        if width < 1 or not sites:
+            raise InputError(f"a stream needs a positive width and at least one site, got width {width} and {len(sites)} sites")
+        self.width, self.options, self.layout = width, options, tuple(sites)
+        self.sites = nn.ModuleList(self.make_site(site) for site in sites)
+        self.final_norm = options.make_norm(width, options.final_norm)
+
+    def make_site(self, site: Site) -> StreamSite:
+        """The module of one site; override to share parameters between sites."""
+        return self.SiteModule(self.width, site, self.options)
+
+    def enter(self, embedding: Float[Tensor, "b t d"], tokens: Tokens | None = None) -> State:
+        """Embedding [b t d] -> State."""
+        return embedding
+
+    def leave(self, state: State, tokens: Tokens | None = None) -> Float[Tensor, "b t d"]:
+        """State -> what the unembedding sees [b t d]."""
+        return self.final_norm(state)
+
+    def observe(self, state: State) -> Float[Tensor, "b t n d"]:
+        """State -> its streams, for measurement only."""
+        return state.unsqueeze(2)
+
+    def advance(
+        self, index: int, state: State, update: Tensor, context: Context, tokens: Tokens | None = None
+    ) -> tuple[State, Tensor | None, Context]:
+        """Write at site ``index`` and read at the next; see :meth:`StreamSite.advance`."""
+        following = self.sites[index + 1] if index + 1 < len(self.sites) else None
+        return self.sites[index].advance(following, state, update, context, tokens)
+
+    def forward(self, embedding: Tensor, sublayers: Sequence[Sublayer], tokens: Tokens | None = None) -> Tensor:
+        """Drive the whole stack: embedding [b t d] and one callable per site -> [b t d]."""
+        if len(sublayers) != len(self.sites):
+            raise InputError(f"this stream has {len(self.sites)} sites, got {len(sublayers)} sublayers")
+        state = self.enter(embedding, tokens)
+        x, context = self.sites[0].read(state, tokens)
+        for index, sublayer in enumerate(sublayers):
+            state, x, context = self.advance(index, state, sublayer(x), context, tokens)
+        return self.leave(state, tokens)
+
+    def reference(self, embedding: Tensor, sublayers: Sequence[Sublayer], tokens: Tokens | None = None) -> Tensor:
+        """The same as :meth:`forward`, written in loops from the equation alone; slow on purpose. The battery compares the two."""
+        raise NotImplementedError(f"{type(self).__name__} has no loop-written reference")
+
+    def reset_parameters(self) -> None:
+        """Give every parameter of the stream its declared start; runs after the model's generic initialisation."""
+        for site in self.sites:
+            site.reset_parameters()
+        self.final_norm.reset_parameters()
+
+    def requirements(self, site: Site) -> Requirements:
+        """What this connection asks of the sublayer at ``site``."""
+        return Requirements(output_gain=site.total**-0.5)
+
+    def group_hints(self) -> dict[str, GroupHint]:
+        """Patterns (fnmatch, on names inside the stream) -> optimiser hints; the first match wins. Vectors never decay by default."""
+        return {}
+
+    def frozen(self) -> dict[str, str]:
+        """Patterns of parameters that do not move within three steps from the declared start -> the reason."""
+        return {}
+
+    def equals_at_start(self) -> Equivalence | None:
+        """What the untrained stream equals, if anything; checked by the battery."""
+        return None
+
+    @property
+    def looks_along_tokens(self) -> bool:
+        """Whether ``read`` at one token depends on other (past) tokens."""
+        return False
+
+    def extra_repr(self) -> str:
+        return f"width={self.width}, sites={len(self.layout)}"
+
+
+def reference_norm(norm: Norm, x: Tensor) -> Tensor:
+    """A norm in loops over one vector: x [d] -> [d]; for the loop-written references."""
+    if norm.kind == "none":
+        return x
+    width = x.shape[0]
+    mean: Tensor | float = sum(x[i] for i in range(width)) / width if norm.kind == "layernorm" else 0.0
+    power = sum((x[i] - mean) ** 2 for i in range(width)) / width
+    out = []
+    for i in range(width):
+        y = (x[i] - mean) / torch.sqrt(torch.as_tensor(power + norm.eps))
+        if norm.weight is not None:
+            y = y * norm.weight[i]
+        if norm.bias is not None:
+            y = y + norm.bias[i]
+        out.append(y)
+    return torch.stack(out)
+
+
+def each_token(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """Apply ``function`` to the rows [d] of every batch entry and token of tensors [b t d]; for the loop-written references."""
+    batch, length = tensors[0].shape[:2]
+    return torch.stack([torch.stack([function(*(x[i, j] for x in tensors)) for j in range(length)]) for i in range(batch)])
+
+
+def tensors_of(state: State) -> Iterable[Tensor]:
+    """Every tensor of a pytree, in order."""
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(state) if isinstance(leaf, Tensor)]

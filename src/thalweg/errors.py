@@ -1,0 +1,67 @@
+"""Errors that reach a person: one clear line, a documented exit code, never a traceback without ``--debug``."""
+
+import difflib
+from collections.abc import Iterable
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What the process says when it ends; documented in ``docs/cli.md`` and pinned by a test."""
+
+    OK = 0  # done; for a verdict: supported
+    REFUTED = 1
+    INPUT = 2  # usage, input or environment (disk full, missing file)
+    INCONCLUSIVE = 3
+    VOID = 4
+    CAPTURE = 5  # the proof of capture failed
+    INTERNAL = 70  # a bug of ours
+    INTERRUPTED = 130
+
+
+class ThalwegError(Exception):
+    """Base of every error meant for a reader. ``str(error)`` is the line that is shown."""
+
+    exit_code: ExitCode = ExitCode.INPUT
+
+
+class InputError(ThalwegError, ValueError):
+    """What was given cannot be used: says what was got, what is allowed and what to do."""
+
+
+class ShapeError(InputError):
+    """A tensor or file has another shape than its place needs."""
+
+
+class MissingExtraError(ThalwegError, ImportError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, what: str, extra: str):
+        super().__init__(f"{what} is not installed; run: pip install 'thalweg[{extra}]'")
+
+
+class OfflineError(ThalwegError):
+    """A hub was needed and cannot be reached."""
+
+
+class CheckpointError(ThalwegError):
+    """A checkpoint is missing, truncated, foreign, or does not fit its configuration."""
+
+
+class CaptureError(ThalwegError):
+    """What was captured is not the residual stream."""
+
+    exit_code = ExitCode.CAPTURE
+
+
+class UnknownNameError(InputError, KeyError):
+    """A name that no registry or schema holds; suggests the nearest."""
+
+    def __init__(self, kind: str, name: object, known: Iterable[str], *, more: str = ""):
+        known = sorted(known)
+        near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        self.line = f"unknown {kind} {str(name)!r}.{hint} Known: {', '.join(known) or '(none)'}.{(' ' + more) if more else ''}"
+        super().__init__(self.line)
+
+    def __str__(self) -> str:  # KeyError would show the repr
+        return self.line

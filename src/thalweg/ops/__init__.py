@@ -1,0 +1,1 @@
+"""Hot operations shared by both stairs of the house; imports nothing of thalweg above this floor."""

@@ -1,0 +1,100 @@
+"""One generic registry: names to things, found by themselves, open to third parties by entry points."""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Generic, TypeVar
+
+from thalweg.errors import InputError, UnknownNameError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Entry(Generic[T]):
+    """One registered thing with what ``thalweg list`` prints of it."""
+
+    name: str
+    value: T
+    summary: str
+    source: str
+    aliases: tuple[str, ...] = ()
+
+
+class Registry(Generic[T]):
+    """Names to values of one kind.
+
+    The modules of ``package`` are imported at the first look-up, so a new file with a ``register`` call is found by itself; then the
+    entry points of ``group`` are loaded, so other distributions can add to it. Registering one name twice is an error.
+    """
+
+    def __init__(self, kind: str, package: str, group: str):
+        self.kind = kind
+        self.package = package
+        self.group = group
+        self._entries: dict[str, Entry[T]] = {}
+        self._aliases: dict[str, str] = {}
+        self._discovered = False
+
+    def register(self, name: str, *, summary: str, source: str, aliases: tuple[str, ...] = ()) -> Callable[[T], T]:
+        """Decorator that stores a value under ``name``."""
+
+        def add(value: T) -> T:
+            for key in (name, *aliases):
+                if key in self._entries or key in self._aliases:
+                    raise InputError(f"{self.kind} {key!r} is registered already; choose another name")
+            self._entries[name] = Entry(name, value, summary, source, aliases)
+            self._aliases.update(dict.fromkeys(aliases, name))
+            return value
+
+        return add
+
+    def _discover(self) -> None:
+        if self._discovered:
+            return
+        self._discovered = True  # before the imports: a module may look names up while it loads
+        try:
+            home = importlib.import_module(self.package)
+            for module in pkgutil.iter_modules(home.__path__):
+                if not module.name.startswith("_"):
+                    importlib.import_module(f"{self.package}.{module.name}")
+            for point in entry_points(group=self.group):
+                self._load_entry_point(point)
+        except BaseException:
+            self._discovered = False
+            raise
+
+    def _load_entry_point(self, point) -> None:
+        try:
+            point.load()  # importing the module runs its ``register`` call
+        except Exception as error:
+            raise InputError(
+                f"{self.kind} entry point {point.name!r} ({point.value}) cannot be loaded: {error}; fix or uninstall that package"
+            ) from error
+
+    def names(self) -> list[str]:
+        self._discover()
+        return sorted(self._entries)
+
+    def entries(self) -> Iterator[Entry[T]]:
+        return (self._entries[name] for name in self.names())
+
+    def entry(self, name: str) -> Entry[T]:
+        self._discover()
+        if not isinstance(name, str):
+            raise InputError(f"a {self.kind} is named by a string, got {type(name).__name__}")
+        found = self._entries.get(self._aliases.get(name, name))
+        if found is None:
+            raise UnknownNameError(
+                self.kind, name, [*self._entries, *self._aliases], more=f"Third parties add theirs by the entry point group {self.group!r}."
+            )
+        return found
+
+    def __getitem__(self, name: str) -> T:
+        return self.entry(name).value
+
+    def __contains__(self, name: object) -> bool:
+        self._discover()
+        return name in self._entries or name in self._aliases
