@@ -1,0 +1,60 @@
+# Two targets do all: `make demo` and `make test`. Nothing needs to be activated, root or not.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin/python
+PIP := $(BIN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
+WORKERS ?= 2
+
+.PHONY: help demo test test-slow lint types check wheel clean
+
+help:
+	@echo "make demo   set up, train on the shipped text, judge a small study, write a report (under 5 minutes on 2 cores)"
+	@echo "make test   set up, run the tests (under 15 minutes)"
+	@echo "make lint | types | check | test-slow | wheel | clean"
+
+$(VENV)/python.stamp:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Thalweg needs Python 3.11 or newer, got " + sys.version.split()[0])'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# The dry run refuses a CUDA build (gigabytes) on a machine without a GPU, before anything is downloaded.
+$(VENV)/base.stamp: $(VENV)/python.stamp pyproject.toml constraints.txt
+	$(BIN) tools/check_torch_build.py
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/test.stamp: $(VENV)/base.stamp
+	$(PIP) -e '.[test]'
+	@touch $@
+
+$(VENV)/dev.stamp: $(VENV)/test.stamp
+	$(PIP) -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/base.stamp
+	$(BIN) -m thalweg demo
+
+test: $(VENV)/test.stamp
+	$(BIN) -m pytest -n $(WORKERS) --dist worksteal
+
+test-slow: $(VENV)/test.stamp
+	$(BIN) -m pytest -n $(WORKERS) -m slow
+
+lint: $(VENV)/dev.stamp
+	$(BIN) -m ruff check .
+	$(BIN) -m ruff format --check .
+	$(VENV)/bin/lint-imports
+
+types: $(VENV)/dev.stamp
+	$(BIN) -m pyright
+
+check: lint types test
+
+wheel: $(VENV)/dev.stamp
+	$(BIN) -m pip wheel --quiet --no-deps -w dist .
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .ruff_cache

@@ -1,0 +1,78 @@
+"""What every subcommand shares: the parser with one-line errors, output for people and for machines."""
+
+import argparse
+import json
+import sys
+from typing import Any, NoReturn
+
+from thalweg.errors import InputError, UnknownNameError
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that raises one-line InputErrors with the nearest name, and keeps the layout of its texts."""
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, exit_on_error=False, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message}; see {self.prog} --help")
+
+    def parse_args(self, args=None, namespace=None):  # type: ignore[override]  # argparse's overloads say no more
+        try:
+            parsed, unknown = self.parse_known_args(args, namespace)
+        except argparse.ArgumentError as error:
+            self.error(str(error))
+        if unknown:
+            if not unknown[0].startswith("-"):
+                self.error(f"unexpected argument {unknown[0]!r}")
+            known = [o for action in self._actions for o in action.option_strings if o.startswith("--")]
+            raise UnknownNameError("flag", unknown[0].split("=")[0], known)
+        return parsed
+
+    @staticmethod
+    def add_common(parser: argparse.ArgumentParser) -> None:
+        """Flags that every command takes."""
+        group = parser.add_argument_group("common")
+        group.add_argument("--json", action="store_true", help="print the result as JSON on stdout; messages go to stderr")
+        group.add_argument("--quiet", action="store_true", help="no progress and no messages but errors")
+        group.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+
+def say(text: str, *, quiet: bool = False) -> None:
+    """A message for the person: on stderr, so that stdout holds results only."""
+    if not quiet:
+        print(text, file=sys.stderr, flush=True)
+
+
+def say_error(line: str) -> None:
+    """The one line of an error."""
+    print(f"error: {' '.join(line.split())}", file=sys.stderr, flush=True)
+
+
+def emit(value: Any) -> None:
+    """A result for machines: JSON on stdout."""
+    print(json.dumps(value, indent=2, default=str, allow_nan=False))
+
+
+def table(rows: list[dict[str, Any]], columns: dict[str, str]) -> None:
+    """A result for people: ``columns`` maps keys of the rows to headings. On a terminal with rules, else plain tab-separated lines."""
+    if not sys.stdout.isatty():
+        print("\t".join(columns.values()))
+        for row in rows:
+            print("\t".join(str(row.get(key, "")) for key in columns))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table(*columns.values(), box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        shown.add_row(*(str(row.get(key, "")) for key in columns))
+    Console().print(shown)
+
+
+def confirm_output(path: str, overwrite: bool) -> None:
+    """Refuse to write over an existing file. Raises: InputError."""
+    from pathlib import Path
+
+    if Path(path).exists() and not overwrite:
+        raise InputError(f"{path} exists; choose another name or say --overwrite")

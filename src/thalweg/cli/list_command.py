@@ -1,0 +1,42 @@
+"""``thalweg list``: what exists, one line each."""
+
+from thalweg.cli.console import emit, table
+
+EXAMPLES = """examples:
+  thalweg list connections
+  thalweg list measures --json"""
+
+KINDS = ("connections", "measures", "plans", "tasks")
+
+
+def configure(parser) -> None:
+    parser.add_argument("kind", choices=KINDS, help="what to list")
+
+
+def run(args) -> None:
+    rows = rows_of(args.kind)
+    if args.json:
+        emit(rows)
+    else:
+        table(rows, {"name": "name", "summary": "summary", "source": "source"})
+
+
+def rows_of(kind: str) -> list[dict[str, str]]:
+    """Objects with at least name, summary and source."""
+    if kind == "connections":
+        from thalweg import connections
+
+        return [
+            {"name": e.name, "summary": e.summary, "source": e.source, "aliases": ", ".join(e.aliases)} for e in connections.entries()
+        ]
+    if kind == "measures":
+        from thalweg.geometry import catalog
+
+        return [{"name": m.name, "summary": m.summary, "source": m.source, "unit": m.unit} for m in catalog.entries()]
+    if kind == "tasks":
+        from thalweg.data import tasks
+
+        return tasks()
+    from thalweg.studies import library
+
+    return library.rows()

@@ -1,0 +1,80 @@
+"""Locks: the hash of a plan and of everything it resolves to, written before the first run."""
+
+import datetime
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thalweg._version import __version__
+from thalweg.errors import CheckpointError, InputError
+from thalweg.records import jsonl
+from thalweg.records.files import atomic_write_text
+from thalweg.studies.plan import Plan, digest, load
+
+LOCK_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Lock:
+    """What was fixed: the plan, the scale, and the resolved configuration of every arm (without learning rate and seed)."""
+
+    plan_hash: str
+    scale: str
+    arms: dict[str, str]
+    locked: str
+    version: str
+    power: dict[str, float]
+
+
+def path_of(plan_path: str | Path, scale: str) -> Path:
+    """The lock file of a plan at a scale: beside the plan."""
+    plan_path = Path(plan_path)
+    return plan_path.with_name(f"{plan_path.stem}.{scale}.lock.json")
+
+
+def write(plan_path: str | Path, scale: str, arms: dict[str, dict[str, Any]], power: dict[str, float]) -> Lock:
+    """Lock a plan. A lock that exists is never replaced by a different one.
+
+    arms: resolved configuration of each arm. Raises: InputError when another lock stands there.
+    """
+    path, plan = path_of(plan_path, scale), load(plan_path)
+    lock = Lock(
+        plan.hash(),
+        scale,
+        {name: digest(table) for name, table in arms.items()},
+        datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        __version__,
+        power,
+    )
+    if path.exists():
+        old = read(plan_path, scale)
+        if (old.plan_hash, old.arms) == (lock.plan_hash, lock.arms):
+            return old
+        raise InputError(f"{path} locks another version of this plan; runs may rest on it: give the changed plan a new name")
+    atomic_write_text(path, jsonl.encode({"schema": LOCK_SCHEMA, "kind": "plan-lock", **lock.__dict__}, indent=1) + "\n")
+    return lock
+
+
+def read(plan_path: str | Path, scale: str) -> Lock:
+    """Read the lock of a plan. Raises: InputError if there is none, CheckpointError if it is broken."""
+    path = path_of(plan_path, scale)
+    if not path.exists():
+        raise InputError(f"{Path(plan_path).name} is not locked at scale {scale}; run: thalweg study lock {plan_path} --scale {scale}")
+    table = jsonl.read_object(path, "plan lock")
+    jsonl.check_schema(table.get("schema"), LOCK_SCHEMA, str(path), "plan lock")
+    try:
+        return Lock(**{name: table[name] for name in Lock.__dataclass_fields__})
+    except KeyError as error:
+        raise CheckpointError(f"{path} is broken: it lacks {error}; restore it from version control") from None
+
+
+def differences(plan: Plan, scale: str, arms: dict[str, dict[str, Any]], lock: Lock) -> list[str]:
+    """What has changed since the lock, in words; empty when nothing has."""
+    found = []
+    if plan.hash() != lock.plan_hash:
+        found.append("the plan was edited after it was locked")
+    now = {name: digest(table) for name, table in arms.items()}
+    changed = sorted(name for name in now.keys() | lock.arms.keys() if now.get(name) != lock.arms.get(name))
+    if changed and not found:
+        found.append(f"this version of the package resolves {', '.join(changed)} differently than thalweg {lock.version} did at the lock")
+    return found

@@ -1,0 +1,187 @@
+"""Plan files: what is asked, which arms run at which scale, and the rule that will judge them, all fixed before the first run."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from thalweg import config
+from thalweg.errors import InputError, UnknownNameError
+
+PLAN_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Match:
+    """Make an arm equal in size or cost to another: the package picks ``by`` so that parameters or FLOPs per token agree."""
+
+    parameters: str | None = None
+    flops: str | None = None
+    by: Literal["ffn_width", "width"] = "ffn_width"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One configuration. ``train`` overrides the training table; ``options`` are those of the connection."""
+
+    connection: str
+    options: dict[str, Any] = field(default_factory=dict)
+    train: dict[str, Any] = field(default_factory=dict)
+    match: Match | None = None
+    role: Literal["treatment", "baseline", "control"] = "treatment"
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A size at which the plan can run. ``kind`` says what its verdicts may be.
+
+    confirmatory: at least five seeds and simulated power of 0.8; exploratory: never ``supported``; demo: never judged.
+    learning_rates: one grid for all arms, searched on ``tuning_seed`` over ``tuning_fraction`` of the steps; empty: the rate of the
+    training table. While the best rate lies at an edge the grid grows by its own ratio, at most ``extend`` times.
+    """
+
+    kind: Literal["confirmatory", "exploratory", "demo"]
+    seeds: tuple[int, ...]
+    train: dict[str, Any] = field(default_factory=dict)
+    learning_rates: tuple[float, ...] = ()
+    tuning_seed: int = 1000
+    tuning_fraction: float = 0.5
+    extend: int = 2
+    arms: tuple[str, ...] = ()  # empty: all
+    about: str = ""
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One claim: a contrast of one measure over arms, per seed, against a margin.
+
+    contrast: factor of each arm (``{mgt = 1, post_norm = -1}`` is a paired difference, ``{mgt = 1}`` the value itself).
+    at: which value of the measure: ``final`` or ``best`` for logged series; ``last``, ``first``, ``mean``, ``min``, ``trend`` (Spearman
+    correlation with depth) or ``layer:K`` for measures by depth; ``final`` for scalars.
+    margin: the minimum effect of interest, in the unit of the measure and in the stated direction.
+    expected, sd: the effect hoped for and the assumed standard deviation of one contrast, for the power check; ``sd_source`` says whence.
+    diverged: the value a diverged arm takes: ``unigram`` (losses: the unigram entropy), ``inconclusive``, or a number.
+    """
+
+    id: str
+    statement: str
+    measure: str
+    contrast: dict[str, float]
+    direction: Literal["greater", "less"]
+    margin: float
+    expected: float
+    sd: float
+    sd_source: str
+    at: str = "final"
+    diverged: str | float = "inconclusive"
+    primary: bool = True
+    must_learn: bool = True
+    unit: str = ""
+
+    def sign(self) -> float:
+        """+1 when a larger contrast favours the statement, -1 when a smaller one does."""
+        return 1.0 if self.direction == "greater" else -1.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole plan file; see ``thalweg study new`` for a commented one."""
+
+    schema: int
+    name: str
+    title: str
+    question: str
+    source: str
+    train: dict[str, Any]
+    scale: dict[str, Scale]
+    arms: dict[str, Arm]
+    hypotheses: tuple[Hypothesis, ...]
+    alpha: float = 0.05
+    multiplicity: Literal["holm", "bonferroni", "none"] = "holm"
+    choices: tuple[str, ...] = ()
+    deviations: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.schema != PLAN_SCHEMA:
+            raise InputError(f"plan schema must be {PLAN_SCHEMA}, got {self.schema}; this version of thalweg cannot read the plan")
+        if not 0 < self.alpha < 1:
+            raise InputError(f"alpha must lie between 0 and 1, got {self.alpha}")
+        for what, table in (("scale", self.scale), ("arms", self.arms), ("hypotheses", self.hypotheses)):
+            if not table:
+                raise InputError(f"a plan needs at least one entry under {what!r}")
+        ids = [h.id for h in self.hypotheses]
+        if len(set(ids)) < len(ids):
+            raise InputError(f"hypothesis ids must differ, got {', '.join(ids)}")
+        for hypothesis in self.hypotheses:
+            if not hypothesis.contrast:
+                raise InputError(f"hypothesis {hypothesis.id} has an empty contrast; name at least one arm")
+            for arm in hypothesis.contrast:
+                self._known_arm(arm, f"arm in the contrast of {hypothesis.id}:")
+        for name, arm in self.arms.items():
+            if arm.match is not None:
+                targets = [t for t in (arm.match.parameters, arm.match.flops) if t is not None]
+                if len(targets) != 1:
+                    raise InputError(f"arms.{name}.match names exactly one of parameters and flops, got {len(targets)}")
+                self._known_arm(targets[0], f"arm in arms.{name}.match:")
+                if self.arms[targets[0]].match is not None:
+                    raise InputError(f"arms.{name} is matched to {targets[0]!r}, which is matched itself; match to an arm of fixed size")
+        for name, scale in self.scale.items():
+            if len(set(scale.seeds)) < max(len(scale.seeds), 1):
+                raise InputError(f"scale.{name}.seeds must be different integers, at least one, got {list(scale.seeds)}")
+            if scale.learning_rates and scale.tuning_seed in scale.seeds:
+                raise InputError(f"scale.{name}: tuning_seed {scale.tuning_seed} is one of the seeds; learning rates need a separate seed")
+            for arm in scale.arms:
+                self._known_arm(arm, f"arm in scale.{name}.arms:")
+
+    def _known_arm(self, arm: str, what: str) -> None:
+        if arm not in self.arms:
+            raise UnknownNameError(what, arm, self.arms)
+
+    def at(self, scale: str) -> Scale:
+        """The scale called ``scale``. Raises: UnknownNameError."""
+        if scale not in self.scale:
+            raise UnknownNameError("scale", scale, self.scale)
+        return self.scale[scale]
+
+    def arms_at(self, scale: str) -> list[str]:
+        """Names of the arms that run at ``scale``, in the order of the file."""
+        chosen = self.at(scale).arms
+        return [name for name in self.arms if not chosen or name in chosen]
+
+    def hypotheses_at(self, scale: str) -> list[Hypothesis]:
+        """The hypotheses whose arms all run at ``scale``."""
+        arms = set(self.arms_at(scale))
+        return [h for h in self.hypotheses if arms.issuperset(h.contrast)]
+
+    def hash(self) -> str:
+        """Identity of the content: comments, order of keys and white space do not count, every value does."""
+        return digest(config.to_plain(self))
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of plain values in canonical JSON."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()).hexdigest()
+
+
+def load(path: str | Path) -> Plan:
+    """Read a plan file. Raises: InputError or UnknownNameError naming the key."""
+    return parse(config.read_toml(path))
+
+
+def parse(table: Mapping[str, Any]) -> Plan:
+    """A plan from the tables of its TOML file."""
+    plan = config.build(Plan, table)
+    finite = [(h.id, name, getattr(h, name)) for h in plan.hypotheses for name in ("margin", "expected", "sd")]
+    for identity, name, value in finite:
+        if not (value == value and abs(value) != float("inf")):
+            raise InputError(f"hypothesis {identity}: {name} must be a finite number, got {value}")
+    return plan
+
+
+def as_table(plan: Plan) -> dict[str, Any]:
+    """The plan as plain values."""
+    return dataclasses.asdict(plan)

@@ -1,0 +1,167 @@
+"""Records of study runs: one compact JSONL file per run, named by what was run, shared by all plans of a folder and committed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from thalweg.errors import CheckpointError, InputError
+from thalweg.records import jsonl
+from thalweg.records.files import atomic_write_text
+from thalweg.records.measurements import Measurement, Measurements
+from thalweg.records.run import RunFolder
+
+STORE_SCHEMA = 1
+KIND = "study-run"
+ENDED = ("done", "diverged")  # results; anything else is no record
+
+# Logged series that verdicts and reports read; the rest stays in the run folder, which is not committed.
+KEPT = ("train/loss", "val/", "task/", "stability/", "moved/", "gradient/")
+MOST_POINTS = 80  # of one series; evenly thinned, first and last kept
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What one finished run left: its configuration, how it ended, its series, its measurements by depth, its cost."""
+
+    fingerprint: str
+    config: dict[str, Any]
+    seed: int
+    status: str
+    result: dict[str, Any]
+    metrics: dict[str, list[tuple[int, float]]]
+    measures: Measurements
+    units: dict[str, str] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def nulls(self) -> Mapping[str, float]:
+        """Null values of the data: ``unigram_entropy`` (nats/token), ``xz_bits_per_byte``, ``uniform`` ..."""
+        return self.result.get("nulls", {})
+
+    @property
+    def cost(self) -> Mapping[str, float]:
+        """Parameters, FLOPs per token, peak memory, tokens per second."""
+        return self.result.get("cost", {})
+
+    def series(self, name: str) -> list[tuple[int, float]]:
+        """(step, value) of a logged series, empty if it was not logged."""
+        return self.metrics.get(name, [])
+
+    def last(self, name: str) -> float | None:
+        """The last value of a logged series."""
+        series = self.series(name)
+        return series[-1][1] if series else None
+
+    def depth_profile(self, measure: str, step: int | None = None) -> dict[int, float]:
+        """layer -> value of a measure at ``step`` (default: the last one measured); of several sites in a layer the last counts."""
+        rows = [row for row in self.measures if row.measure == measure and row.layer is not None]
+        steps = {row.step for row in rows if row.step is not None}
+        wanted = step if step is not None else max(steps, default=None)
+        return {row.layer: row.value for row in rows if row.step == wanted and row.layer is not None}
+
+
+class Store:
+    """A folder of run records."""
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+
+    def path(self, fingerprint: str, label: str, seed: int) -> Path:
+        """Where the record of a run lies; the name is for people, the fingerprint inside decides."""
+        return self.folder / f"{label}-s{seed}-{fingerprint[:12]}.jsonl"
+
+    def find(self, fingerprint: str, label: str, seed: int) -> RunRecord | None:
+        """The record of a run, or None. Raises: CheckpointError if the file is broken or belongs to another run."""
+        path = self.path(fingerprint, label, seed)
+        if not path.exists():
+            return None
+        record = read(path)
+        if record.fingerprint != fingerprint or record.seed != seed:
+            raise CheckpointError(f"{path} belongs to another run (fingerprint {record.fingerprint[:12]}, seed {record.seed}); remove it")
+        return record
+
+    def keep(self, run: RunFolder, fingerprint: str, label: str, seed: int) -> RunRecord:
+        """Write the record of a finished run folder. Raises: InputError for a run that has not ended."""
+        if run.status not in ENDED:
+            raise InputError(f"{run.path} is {run.status}; only runs that are done or diverged leave a record")
+        kept = {name: _thin(series) for name, series in run.series().items() if name.startswith(KEPT)}
+        record = RunRecord(
+            fingerprint,
+            run.config,
+            seed,
+            run.status,
+            run.result,
+            kept,
+            run.measures(),
+            {name: unit for name, unit in run.units().items() if name in kept},
+            run.provenance,
+            run.versions,
+            tuple(run.notes),
+        )
+        write(self.path(fingerprint, label, seed), record)
+        return record
+
+
+def write(path: str | Path, record: RunRecord) -> None:
+    """Write a record, atomically: a header, one line per series, one per measurement."""
+    head = {
+        "schema": STORE_SCHEMA,
+        "kind": KIND,
+        "fingerprint": record.fingerprint,
+        "seed": record.seed,
+        "status": record.status,
+        "config": record.config,
+        "result": record.result,
+        "versions": record.versions,
+        "provenance": record.provenance,
+        "notes": list(record.notes),
+    }
+    lines = [jsonl.encode(head)]
+    for name, series in record.metrics.items():
+        steps, values = [s for s, _ in series], [float(f"{v:.9g}") for _, v in series]
+        lines.append(jsonl.encode({"series": name, "unit": record.units.get(name, ""), "steps": steps, "values": values}))
+    lines.extend(row.to_line() for row in record.measures)
+    atomic_write_text(path, "".join(f"{line}\n" for line in lines))
+
+
+def read(path: str | Path) -> RunRecord:
+    """Read a record. Raises: InputError for a foreign file or a newer schema; CheckpointError for a broken one."""
+    lines = jsonl.read_lines(path, "study record")
+    if not lines or lines[0][1].get("kind") != KIND:
+        raise InputError(f"{path} is no record of a study run")
+    head = jsonl.numbers(lines[0][1])
+    jsonl.check_schema(head.get("schema"), STORE_SCHEMA, str(path), "study record")
+    metrics: dict[str, list[tuple[int, float]]] = {}
+    units: dict[str, str] = {}
+    measures = Measurements()
+    try:
+        for _, row in lines[1:]:
+            if "series" in row:
+                metrics[row["series"]] = list(zip(row["steps"], jsonl.numbers(row["values"]), strict=True))
+                units[row["series"]] = row["unit"]
+            else:
+                measures.extend([Measurement(**{k: v if k == "stream" else jsonl.number(v) for k, v in row.items()})])
+        return RunRecord(
+            head["fingerprint"],
+            head["config"],
+            head["seed"],
+            head["status"],
+            head["result"],
+            metrics,
+            measures,
+            units,
+            head["provenance"],
+            head["versions"],
+            tuple(head["notes"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} is a broken study record ({type(error).__name__}: {error}); remove it and run the study again") from None
+
+
+def _thin(series: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    if len(series) <= MOST_POINTS:
+        return series
+    return [series[round(i * (len(series) - 1) / (MOST_POINTS - 1))] for i in range(MOST_POINTS)]

@@ -1,0 +1,111 @@
+"""Optimisers: which parameter goes to which group, and by which rule it moves."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+import torch
+from torch import nn
+
+from thalweg.connections.base import GroupHint
+from thalweg.errors import InputError
+
+OptimizerKind = Literal["adamw", "muon"]
+STREAM = "stream."  # where a decoder keeps its connection
+HIDDEN = re.compile(r"blocks\.\d+\.")  # the sublayers' own weights
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters that share an optimiser, a factor on the learning rate and a weight decay; ``names`` in the order of the model."""
+
+    optimizer: OptimizerKind
+    lr_mul: float
+    weight_decay: float
+    names: tuple[str, ...]
+
+
+def layer_of(name: str) -> int | None:
+    """The block that a parameter belongs to, or None outside the blocks."""
+    found = HIDDEN.match(name)
+    return int(found.group().split(".")[1]) if found else None
+
+
+def hint_of(name: str, hints: Mapping[str, GroupHint]) -> GroupHint:
+    """The first of the stream's hints whose pattern fits the name inside the stream; no hint outside the stream."""
+    if name.startswith(STREAM):
+        for pattern, hint in hints.items():
+            if fnmatchcase(name.removeprefix(STREAM), pattern):
+                return hint
+    return GroupHint()
+
+
+def make_groups(
+    parameters: Iterable[tuple[str, nn.Parameter]],
+    hints: Mapping[str, GroupHint],
+    *,
+    optimizer: OptimizerKind = "adamw",
+    weight_decay: float = 0.1,
+) -> list[Group]:
+    """Sort named parameters into groups.
+
+    Matrices (two axes or more) decay and vectors do not, unless a hint of the stream says otherwise. With ``muon`` the two-axis
+    weights of the blocks move by Muon; embeddings, vectors and everything that belongs to the stream stay with AdamW, because an
+    orthogonalised step has no meaning for a gate.
+    """
+    groups: dict[tuple[OptimizerKind, float, float], list[str]] = {}
+    for name, parameter in parameters:
+        if not parameter.requires_grad:
+            continue
+        hint = hint_of(name, hints)
+        decay = hint.weight_decay
+        if decay is None:
+            decay = weight_decay if parameter.ndim >= 2 else 0.0
+        by_muon = optimizer == "muon" and parameter.ndim == 2 and HIDDEN.match(name) is not None
+        groups.setdefault(("muon" if by_muon else "adamw", hint.lr_mul, decay), []).append(name)
+    return [Group(kind, lr_mul, decay, tuple(names)) for (kind, lr_mul, decay), names in groups.items()]
+
+
+class Optimizers:
+    """One optimiser or two behind one interface; the learning rate of each group is the run's, times its ``lr_mul``."""
+
+    def __init__(
+        self, model: nn.Module, groups: list[Group], *, betas: tuple[float, float] = (0.9, 0.95), eps: float = 1e-8, fused: bool = True
+    ):
+        named = dict(model.named_parameters())
+        tables: dict[OptimizerKind, list[dict]] = {}
+        for group in groups:
+            tables.setdefault(group.optimizer, []).append(
+                {
+                    "params": [(name, named[name]) for name in group.names],
+                    "lr_mul": group.lr_mul,
+                    "weight_decay": group.weight_decay,
+                }
+            )
+        self.members: dict[str, torch.optim.Optimizer] = {}
+        if "adamw" in tables:
+            self.members["adamw"] = torch.optim.AdamW(tables["adamw"], lr=0.0, betas=betas, eps=eps, fused=fused)
+        if "muon" in tables:  # the update has AdamW's size, so that one learning rate serves both
+            self.members["muon"] = torch.optim.Muon(tables["muon"], lr=0.0, adjust_lr_fn="match_rms_adamw")
+        if not self.members:
+            raise InputError("the model has no parameter to train; unfreeze some")
+
+    def step(self, lr: float) -> None:
+        """Move every parameter with the run's learning rate ``lr``."""
+        for optimizer in self.members.values():
+            for group in optimizer.param_groups:
+                group["lr"] = lr * group["lr_mul"]
+            optimizer.step()
+
+    def zero_grad(self) -> None:
+        for optimizer in self.members.values():
+            optimizer.zero_grad(set_to_none=True)
+
+    def state_dict(self) -> dict[str, dict]:
+        return {name: optimizer.state_dict() for name, optimizer in self.members.items()}
+
+    def load_state_dict(self, state: dict[str, dict]) -> None:
+        for name, optimizer in self.members.items():
+            optimizer.load_state_dict(state[name])
