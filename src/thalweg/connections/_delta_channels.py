@@ -74,10 +74,13 @@ class ExpandTokens(nn.Module):
         return convolve(embedding.unsqueeze(2), self.taps, tokens, key).to(embedding.dtype)
 
 
-class Only:
-    """The one channel of the vector state, [b t 1 d] -> [b t d] (a view); no module, for it holds nothing."""
+class Only(nn.Module):
+    """The one channel of the vector state: [b t 1 d] -> [b t d] (a view)."""
 
-    def __call__(self, state: Tensor, tokens: Tokens | None, key: str) -> Tensor:
+    def reset_parameters(self) -> None:
+        """Nothing to set."""
+
+    def forward(self, state: Tensor, tokens: Tokens | None, key: str) -> Tensor:
         return state.squeeze(2)
 
 

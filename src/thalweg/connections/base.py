@@ -288,6 +288,11 @@ class Stream(nn.Module):
         """Patterns of parameters that do not move within three steps from the declared start -> the reason."""
         return {}
 
+    @classmethod
+    def variants(cls) -> list[dict[str, Any]]:
+        """Option sets that the battery runs beside the defaults: every form whose equation differs."""
+        return []
+
     def equals_at_start(self) -> Equivalence | None:
         """What the untrained stream equals, if anything; checked by the battery."""
         return None

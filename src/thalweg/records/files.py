@@ -1,4 +1,4 @@
-"""Files that survive a crash: whole-file writes are atomic, appends are whole lines, a full disk leaves the old content."""
+"""Files that survive a crash: atomic whole-file writes, appends of whole lines, old content kept on a full disk."""
 
 import contextlib
 import errno
@@ -28,12 +28,12 @@ def atomic_write_bytes(path: str | Path, data: bytes) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        os.replace(temporary, path)
+        temporary.replace(path)
     except OSError as error:
         raise _readable(path, error) from error
     finally:  # also on KeyboardInterrupt; after the rename there is nothing left to remove
         with contextlib.suppress(OSError):
-            os.unlink(temporary)
+            temporary.unlink()
 
 
 def atomic_write_text(path: str | Path, text: str) -> None:
@@ -49,9 +49,9 @@ def append_line(path: str | Path, line: str) -> None:
 def append_lines(path: str | Path, lines: Iterable[str], header: str | None = None) -> None:
     """Append whole lines to a file of JSON lines, all or none of them, handed to the system before this returns.
 
-    A file that is new or empty gets the line ``header`` first.
-    What a killed process left unfinished at the end of the file is cut off first. On a full disk the file keeps its old length. The
-    lines survive the end of the process, not necessarily a loss of power (no fsync for each line). One writer at a time.
+    A file that is new or empty gets the line ``header`` first. What a killed process left unfinished at the end of the
+    file is cut off. On a full disk the file keeps its old length. The lines survive the end of the process, not
+    necessarily a loss of power (no fsync for each line). One writer at a time.
     Raises: InputError that names the path.
     """
     path = Path(path)

@@ -13,7 +13,7 @@ _NAMES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def encode(value: Any, indent: int | None = None) -> str:
-    """``value`` as strict JSON text; numbers that are not finite become the strings ``NaN``, ``Infinity``, ``-Infinity``.
+    """``value`` as strict JSON; numbers that are not finite become the strings NaN, Infinity, -Infinity.
 
     Raises: InputError for a value that JSON cannot hold.
     """
@@ -57,7 +57,7 @@ def read_object(path: str | Path, what: str) -> dict[str, Any]:
 
 
 def read_lines(path: str | Path, what: str) -> list[tuple[int, dict[str, Any]]]:
-    """Line numbers (from 1) and tables of a JSON-lines file. A last line that a killed process left unfinished is passed over.
+    """Line numbers (from 1) and tables of a JSON-lines file; an unfinished last line (a killed process) is passed over.
 
     Raises: InputError if the file is missing; CheckpointError that names the line if one before the end is broken.
     """

@@ -20,10 +20,10 @@ class Measurement:
     """One measured number with where, when and from how much it was measured.
 
     measure: name in the catalogue of measures; value in ``unit`` (empty: a pure number). site: place in the network
-    (``layers.3.attention``); layer, head: counted from 0; stream: its number or ``mean``, ``read``; branch: kind of sublayer; split: of
-    the data; step: of the training. n: independent items behind the value (sequences, tokens, seeds). low and high: the interval that
-    ``interval`` names (``mean ± sd``, ``95% bootstrap``). dtype: that the value was computed in. null: what the measure gives where there
-    is nothing to find, and null_kind how that was obtained.
+    (``layers.3.attention``); layer, head: counted from 0; stream: its number or ``mean``, ``read``; branch: kind of
+    sublayer; split: of the data; step: of the training. n: independent items behind the value (sequences, tokens,
+    seeds). low and high: the interval that ``interval`` names (``mean +- sd``, ``95% bootstrap``). dtype: that of the
+    tensors measured. null: what the measure gives where there is nothing to find; null_kind: how that was obtained.
     Raises: InputError for a value of the wrong type. NaN and infinities are allowed: a diverged run is a result.
     """
 
@@ -56,7 +56,8 @@ class Measurement:
         if not self.measure:
             raise InputError("a measurement needs the name of its measure, got an empty one")
         for name in _FLOAT:
-            self._set(name, _to_float(name, getattr(self, name), optional=name != "value"))
+            if name == "value" or getattr(self, name) is not None:
+                self._set(name, _to_float(name, getattr(self, name)))
         for name in _INT:
             self._set(name, _to_int(name, getattr(self, name)))
         if not isinstance(self.stream, str):
@@ -131,14 +132,14 @@ class Measurements:
         return [HEADER, *(row.to_line() for row in self._rows)]
 
     def save(self, path: str | Path) -> None:
-        """Write JSON lines, atomically; the first line names the schema. Raises: InputError (disk full, no permission)."""
+        """Write JSON lines, atomically; the first line names the schema. Raises: InputError (disk full ...)."""
         atomic_write_text(path, "".join(f"{line}\n" for line in self.lines()))
 
     @classmethod
     def load(cls, path: str | Path) -> "Measurements":
         """Read what :meth:`save` or a run folder wrote; a torn last line is passed over.
 
-        Raises: InputError for a missing or foreign file or a newer schema; CheckpointError for a broken line, by number.
+        Raises: InputError for a missing or foreign file or a newer schema; CheckpointError for a broken line.
         """
         lines = jsonl.read_lines(path, "file of measurements")
         if not lines or lines[0][1].get("kind") != KIND:
@@ -168,10 +169,8 @@ HEADER = jsonl.encode({"schema": SCHEMA_VERSION, "kind": KIND})
 
 def _stamp(row: Measurement, fields: dict[str, Any]) -> Measurement:
     for name, value in fields.items():
-        if getattr(row, name) not in (None, "", value):
-            raise InputError(
-                f"a row of {row.measure!r} says {name}={getattr(row, name)!r} already, the stamp says {value!r}; stamp each row once"
-            )
+        if (old := getattr(row, name)) not in (None, "", value):
+            raise InputError(f"a row of {row.measure!r} has {name}={old!r} already, not {value!r}; stamp each row once")
     return dataclasses.replace(row, **fields)
 
 
@@ -194,9 +193,7 @@ def _known(fields: Iterable[str]) -> None:
             raise UnknownNameError("field of a measurement", name, FIELDS)
 
 
-def _to_float(name: str, value: Any, optional: bool) -> float | None:
-    if value is None and optional:
-        return None
+def _to_float(name: str, value: Any) -> float:
     if isinstance(value, str | bytes | bool) or not hasattr(type(value), "__float__"):
         raise _wrong(name, "a number", value)
     try:

@@ -13,7 +13,7 @@ from thalweg._version import __version__
 PACKAGES = ("torch", "transformers", "numpy", "scipy", "safetensors", "tokenizers", "datasets")
 
 # A resumed run repeats the interrupted one bit by bit only while all of these stay the same.
-BITWISE = ("python", "platform", "machine", "cpu", "cpu_capability", "device", "threads", "ranks", "versions")
+BITWISE = ("platform", "machine", "cpu", "cpu_capability", "device", "threads", "ranks", "versions")
 
 
 def versions() -> dict[str, str]:
@@ -30,13 +30,12 @@ def versions() -> dict[str, str]:
 def collect(device: str | None = None, source: str | Path | None = None) -> dict[str, Any]:
     """Where and with what the program runs now.
 
-    device: the device in use if it is not the CPU. source: a folder whose git commit is recorded (default: the current one).
+    device: the device in use if it is not the CPU. source: folder whose git commit is recorded (default: the current).
     Threads and CPU capability are those of torch when the program has loaded it; nothing is imported for this.
     """
     torch = sys.modules.get("torch")
     return {
         "versions": versions(),
-        "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.release()}",
         "machine": platform.machine(),
         "cpu": _cpu_name(),

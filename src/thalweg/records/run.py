@@ -1,4 +1,4 @@
-"""The run folder: what one run was asked, what it logged, what it measured and how it ended; readable without this library."""
+"""The run folder: what one run was asked, logged, measured and how it ended; readable without this library."""
 
 import copy
 from collections.abc import Iterable
@@ -24,7 +24,8 @@ class RunFolder:
         measures.jsonl   measurements, appended
         checkpoints/     owned by the training loop
 
-    Make one with :meth:`create` or :meth:`open`. Numbers that are not finite are stored as the strings NaN, Infinity, -Infinity.
+    Make one with :meth:`create` or :meth:`open`. Numbers that are not finite are stored as the strings NaN, Infinity,
+    -Infinity.
     """
 
     def __init__(self, path: Path, record: dict[str, Any]):
@@ -45,7 +46,7 @@ class RunFolder:
         seed: int | None = None,
         device: str | None = None,
     ) -> "RunFolder":
-        """Start a run in a new or empty folder. Raises: InputError if something stands there already or it cannot be written."""
+        """Start a run in a new or empty folder. Raises: InputError if the folder is in use or cannot be written."""
         path = Path(path)
         if not isinstance(config, dict):
             raise InputError(f"the config of a run must be a plain table, got {type(config).__name__}")
@@ -83,7 +84,8 @@ class RunFolder:
     def open(cls, path: str | Path) -> "RunFolder":
         """Open a run that exists.
 
-        Raises: InputError for a missing folder, one that holds no run, or a newer schema; CheckpointError for a broken ``run.json``.
+        Raises: InputError for a missing folder, one that holds no run, or a newer schema; CheckpointError for a broken
+        ``run.json``.
         """
         path = Path(path)
         if not path.is_dir():
@@ -144,7 +146,8 @@ class RunFolder:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        return self._record["provenance"]
+        """What :func:`thalweg.records.provenance.collect` said at the start, versions included."""
+        return {**self._record["provenance"], "versions": self.versions}
 
     @property
     def record(self) -> dict[str, Any]:
@@ -175,7 +178,7 @@ class RunFolder:
         self._update(notes=[*self._record["notes"], str(text)])
 
     def finish(self, status: str, result: dict[str, Any] | None = None) -> None:
-        """Say how the run ended, and its result. Raises: UnknownNameError for another status than done, diverged, interrupted, failed."""
+        """Say how the run ended (one of ``ENDS``), and its result. Raises: UnknownNameError."""
         if status not in ENDS:
             raise UnknownNameError("end of a run", status, ENDS)
         self._update(status=status, ended=_now(), result=jsonl.numbers(jsonl.plain(result or {})))

@@ -6,11 +6,6 @@ from typing import Literal
 ScheduleKind = Literal["cosine", "linear", "constant"]
 
 
-def warmup_steps(warmup: float, steps: int) -> int:
-    """Length of the warm-up: ``warmup`` counts steps from 1 on, and is a fraction of the run below 1."""
-    return round(warmup * steps) if warmup < 1 else int(warmup)
-
-
 def factor(step: int, *, steps: int, warmup: int, kind: ScheduleKind = "cosine", floor: float = 0.1) -> float:
     """Factor on the peak learning rate for the update that completes ``step`` (1 .. ``steps``).
 

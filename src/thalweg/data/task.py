@@ -1,0 +1,170 @@
+"""What every task offers: batches to train on, fixed batches to evaluate on, and the nulls that a result is shown with."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from thalweg.data.sampler import Sampler
+from thalweg.errors import InputError, UnknownNameError
+
+if TYPE_CHECKING:
+    from thalweg.data.text.tokenizer import Tokenizer
+
+Batch = dict[str, Tensor]
+IGNORED = -100  # label of a position that is not scored, as torch's cross-entropy and Hugging Face have it
+
+
+def scored_tokens(labels: Int[Tensor, "b t"]) -> int:
+    """How many predictions a batch scores: labels other than -100, the first position left out because nothing precedes it."""
+    return int((labels[:, 1:] != IGNORED).sum())
+
+
+def next_token_accuracy(logits: Float[Tensor, "b t v"], labels: Int[Tensor, "b t"]) -> dict[str, float]:
+    """Shares of scored tokens (``token_accuracy``) and of sequences without a fault (``exact_match``), in [0, 1].
+
+    logits[:, i] predicts labels[:, i + 1]; sequences without a scored token do not count.
+    """
+    wanted = labels[:, 1:]
+    scored = wanted != IGNORED
+    right = (logits[:, :-1].argmax(-1) == wanted) & scored
+    used = scored.any(-1)
+    if not bool(used.any()):
+        raise InputError("these labels score no token: nothing to measure")
+    exact = (right.sum(-1) == scored.sum(-1))[used]
+    return {"token_accuracy": float(right.sum() / scored.sum()), "exact_match": float(exact.float().mean())}
+
+
+class EvalBatches(Sequence[Batch]):
+    """A fixed list of batches that are made when they are asked for; item ``i`` is always the same."""
+
+    def __init__(self, draw: Callable[[np.ndarray], Batch], chosen: np.ndarray, batch: int):
+        self._draw, self._chosen, self._batch = draw, chosen, batch
+
+    def __len__(self) -> int:
+        return -(-len(self._chosen) // self._batch)
+
+    @overload
+    def __getitem__(self, i: int) -> Batch: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[Batch]: ...
+    def __getitem__(self, i):
+        if isinstance(i, slice):
+            return [self[j] for j in range(*i.indices(len(self)))]
+        if not -len(self) <= i < len(self):
+            raise IndexError(i)
+        first = (i % len(self)) * self._batch
+        return self._draw(self._chosen[first : first + self._batch])
+
+
+class Task(ABC):
+    """A source of sequences with a train split, held-out splits and its nulls.
+
+    Batches are ``{"input_ids": int64 [b t], "labels": int64 [b t]}``; labels are aligned with input_ids (the model shifts), -100 is not
+    scored. ``fingerprint`` is a hash of all that the sequences depend on; arms with equal fingerprints may be compared. ``notes`` are the
+    deviations that a record must carry.
+    """
+
+    name: str
+    kind: Literal["text", "synthetic"]
+    vocab_size: int
+    fingerprint: str
+    splits: tuple[str, ...] = ("train", "valid")
+    notes: tuple[str, ...] = ()
+    tokenizer: "Tokenizer | None" = None
+
+    def natural_length(self, split: str = "train") -> int | None:
+        """Tokens of the longest sequence of a synthetic task; None for text, which can be cut to any length."""
+        self._check_split(split)
+        return None
+
+    def sampler(
+        self, split: str = "train", length: int | None = None, batch: int = 1, seed: int = 0, rank: int = 0, world: int = 1
+    ) -> Sampler:
+        """Endless batches of ``length`` tokens; ``batch`` counts sequences over all ranks.
+
+        length may be left out where :meth:`natural_length` gives one. Raises: InputError, UnknownNameError.
+        """
+        self._check_split(split)
+        length = self._check_length(split, length)
+        if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+            raise InputError(f"seed must be a whole number of at least 0, got {seed!r}")
+        identity = {"task": self.fingerprint, "split": split, "length": length, "seed": seed}
+        return Sampler(self._order(split, length, seed), identity=identity, batch=batch, rank=rank, world=world)
+
+    def eval_batches(
+        self, split: str = "valid", length: int | None = None, batch: int = 1, max_batches: int | None = None
+    ) -> EvalBatches:
+        """The same batches for every arm, spread evenly over ``split``.
+
+        With ``max_batches`` only full batches (if the split holds one); without it every sequence once, so the last batch may be smaller:
+        weigh by :func:`scored_tokens`. Raises: InputError, UnknownNameError.
+        """
+        self._check_split(split)
+        length = self._check_length(split, length)
+        for what, value in (("batch", batch), ("max_batches", max_batches)):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise InputError(f"{what} must be a whole number of at least 1, got {value!r}")
+        count, draw = self._held_out(split, length)
+        if max_batches is None or count <= batch:
+            wanted = count
+        else:
+            wanted = min(max_batches, count // batch) * batch
+        return EvalBatches(draw, np.arange(wanted) * count // wanted, batch)
+
+    @abstractmethod
+    def nulls(self) -> dict[str, float]:
+        """What no model, or a model that learned nothing, reaches; the unit is in each task's text."""
+
+    def bytes_per_token(self, split: str = "valid") -> float | None:
+        """UTF-8 bytes of text per token; None for a synthetic task."""
+        self._check_split(split)
+        return None
+
+    def metrics(self, logits: Float[Tensor, "b t v"], labels: Int[Tensor, "b t"]) -> dict[str, float]:
+        """Shares in [0, 1] of one batch."""
+        return next_token_accuracy(logits, labels)
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values for the record of a run."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "fingerprint": self.fingerprint,
+            "vocab_size": self.vocab_size,
+            "notes": list(self.notes),
+        }
+
+    @abstractmethod
+    def _order(self, split: str, length: int, seed: int) -> Callable[[range], Batch]:
+        """Sample numbers -> batch, for training."""
+
+    @abstractmethod
+    def _held_out(self, split: str, length: int) -> tuple[int, Callable[[np.ndarray], Batch]]:
+        """How many sequences there are to evaluate on, and the function from their indices to a batch."""
+
+    def _check_split(self, split: str) -> None:
+        if split not in self.splits:
+            raise UnknownNameError("split", split, self.splits)
+
+    def _check_length(self, split: str, length: int | None) -> int:
+        natural = self.natural_length(split)
+        if length is None:
+            if natural is None:
+                raise InputError(f"{self.name} can be cut to any length; give length (tokens per sequence)")
+            return natural
+        if not isinstance(length, int) or isinstance(length, bool) or length < 2:
+            raise InputError(f"length must be a whole number of at least 2 (the first token predicts the second), got {length!r}")
+        if natural is not None and length < natural:
+            raise InputError(f"{self.name} needs sequences of {natural} tokens in split {split!r}, got length={length}; raise the length")
+        return length
+
+
+def as_batch(ids: np.ndarray, labels: np.ndarray | None = None) -> Batch:
+    """NumPy integers [b t] as a batch; without labels every token is scored."""
+    input_ids = torch.from_numpy(ids.astype(np.int64))
+    return {"input_ids": input_ids, "labels": input_ids.clone() if labels is None else torch.from_numpy(labels.astype(np.int64))}

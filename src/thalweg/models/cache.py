@@ -1,0 +1,47 @@
+"""What cached decoding keeps: keys and values, which tokens are real, and the memory of connections that look along tokens."""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from thalweg.connections import TokenMemory
+
+
+class DecoderCache:
+    """Grows with every call. Keys and values [b h p w] per attention site; ``mask`` [b p] (None: every token so far is real)."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.mask: Bool[Tensor, "b p"] | None = None
+        self.slots: dict[int, tuple[Tensor, Tensor]] = {}
+        self.memory = TokenMemory()
+
+    def see(self, mask: Bool[Tensor, "b t"] | None, batch: int, tokens: int) -> Bool[Tensor, "b k"] | None:
+        """Note the tokens of this call, before the layers run; returns the mask of all tokens so far, this call included."""
+        if mask is not None or self.mask is not None:
+            device = mask.device if mask is not None else self.mask.device  # type: ignore[union-attr]  # one of the two is a tensor
+            past = self.mask if self.mask is not None else torch.ones(batch, self.length, dtype=torch.bool, device=device)
+            now = mask if mask is not None else torch.ones(batch, tokens, dtype=torch.bool, device=device)
+            self.mask = torch.cat([past, now], dim=1)
+        self.length += tokens
+        return self.mask
+
+    def extend(
+        self, index: int, keys: Float[Tensor, "b h t w"], values: Float[Tensor, "b h t w"]
+    ) -> tuple[Float[Tensor, "b h k w"], Float[Tensor, "b h k w"]]:
+        """Append the keys and values of this call at attention site ``index``; returns all of them."""
+        if index in self.slots:
+            past_keys, past_values = self.slots[index]
+            keys, values = torch.cat([past_keys, keys], dim=2), torch.cat([past_values, values], dim=2)
+        self.slots[index] = keys, values
+        return keys, values
+
+    def select(self, rows: Int[Tensor, "rows"]) -> None:
+        """Reorder, repeat or drop rows of the batch (beam search, parallel sampling)."""
+        self.slots = {index: (keys[rows], values[rows]) for index, (keys, values) in self.slots.items()}
+        self.mask = None if self.mask is None else self.mask[rows]
+        self.memory.select(rows)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        DecoderCache.__init__(self)

@@ -1,0 +1,117 @@
+"""The decoder: embedding, a stream, blocks that write to it, unembedding."""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from thalweg import connections
+from thalweg.connections import Stream
+from thalweg.errors import InputError
+from thalweg.models.block import Block
+from thalweg.models.cache import DecoderCache
+from thalweg.models.config import DecoderConfig
+from thalweg.models.init import initialise, one_seed
+from thalweg.models.look import look
+from thalweg.models.trace import StreamTrace
+from thalweg.ops.precision import wide
+
+
+class DecoderOutput(NamedTuple):
+    """logits [b t v]; loss: mean nats per token, float32 or wider, when labels were given; cache: the one that was handed in."""
+
+    logits: Tensor
+    loss: Tensor | None = None
+    cache: DecoderCache | None = None
+
+
+class Decoder(nn.Module):
+    """A decoder-only language model over any connection.
+
+    Weights come from torch's global generator, or from ``generator``: one draw, whatever the architecture; two decoders of one seed that
+    differ in the connection alone have the same embedding and sublayers, up to the gains that the connection requires.
+    """
+
+    def __init__(self, config: DecoderConfig, *, generator: torch.Generator | None = None):
+        super().__init__()
+        self.config = config
+        self.gradient_checkpointing = config.gradient_checkpointing
+        with one_seed(generator) as seed:
+            self.embedding = nn.Embedding(config.vocab_size, config.width)
+            self.stream = connections.create(config.connection, width=config.width, sites=config.sites, **config.stream_values())
+            if type(self.stream).advance is not Stream.advance:
+                raise InputError(f"connection {config.connection!r} must fuse in StreamSite.advance: Stream.advance is not called per block")
+            per_layer = len(config.layers)
+            layers = [config.sites[i : i + per_layer] for i in range(0, len(config.sites), per_layer)]
+            self.blocks = nn.ModuleList(Block(config, sites, [self.stream.requirements(s) for s in sites]) for sites in layers)
+            self.head = nn.Linear(config.width, config.vocab_size, bias=False)
+            if config.tie_embeddings:
+                self.head.weight = self.embedding.weight
+            initialise(self, seed)
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "b t"],
+        *,
+        labels: Int[Tensor, "b t"] | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Int[Tensor, "b t"] | None = None,
+        segments: Int[Tensor, "b t"] | None = None,
+        cache: DecoderCache | None = None,
+        trace: StreamTrace | None = None,
+        logits_to_keep: int = 0,
+    ) -> DecoderOutput:
+        """Token ids [b t] -> logits [b t v], and the loss when labels are given.
+
+        labels [b t]: aligned with ``input_ids``; the shift to the next token happens here, -100 is left out of the mean (NaN if nothing
+        is left). attention_mask [b t], or [b p+t] with a cache that holds p tokens: nonzero where a token is real; left or right padding.
+        position_ids [b t]: default 0, 1, ... over the real tokens of a row or of a segment. segments [b t]: equal within one packed
+        document; tokens see their own document only. cache: holds the earlier tokens of the same rows and is extended in place. trace:
+        filled with what happened to the stream. logits_to_keep: the last n positions only (0: all).
+        Raises: InputError for ids outside the vocabulary (on CPU), too long a sequence, or arguments that do not fit together; ShapeError.
+        """
+        tokens, view = look(self.config, self.embedding.weight.dtype, input_ids, attention_mask, position_ids, segments, cache)
+        if labels is not None and (labels.shape != input_ids.shape or logits_to_keep):
+            raise InputError(
+                f"labels must be aligned with input_ids {tuple(input_ids.shape)} and need all logits, got labels {tuple(labels.shape)} "
+                f"and logits_to_keep {logits_to_keep}"
+            )
+        hidden = self.run(self.embedding(input_ids), tokens, view, cache, trace)
+        logits = self.unembed(hidden[:, -logits_to_keep:] if logits_to_keep else hidden)
+        return DecoderOutput(logits, None if labels is None else next_token_loss(logits, labels), cache)
+
+    def run(self, embedding: Tensor, tokens, view, cache: DecoderCache | None, trace: StreamTrace | None) -> Float[Tensor, "b t d"]:
+        """Embedding [b t d] -> what the unembedding sees [b t d]."""
+        sites: list[Any] = list(self.stream.sites)
+        per_layer = len(self.config.layers)
+        recompute = self.gradient_checkpointing and torch.is_grad_enabled() and cache is None and trace is None
+        state = self.stream.enter(embedding, tokens)
+        carry = (state, *sites[0].read(state, tokens))
+        if trace is not None:
+            trace.clear()
+            trace.entered = state
+        for i, block in enumerate(self.blocks):
+            here, following = sites[i * per_layer : (i + 1) * per_layer], next(iter(sites[(i + 1) * per_layer :]), None)
+            if recompute:
+                carry = checkpoint(block, carry, here, following, tokens, view, use_reentrant=False)
+            else:
+                carry = block(carry, here, following, tokens, view, cache, trace)
+        hidden = self.stream.leave(carry[0], tokens)
+        if trace is not None:
+            trace.left = hidden
+        return hidden
+
+    def unembed(self, hidden: Float[Tensor, "b t d"]) -> Float[Tensor, "b t v"]:
+        """What the stream left [b t d] -> logits [b t v], soft cap included."""
+        logits = self.head(hidden)
+        cap = self.config.logit_softcap
+        return logits if cap is None else (cap * torch.tanh(wide(logits) / cap)).to(logits.dtype)
+
+
+def next_token_loss(logits: Float[Tensor, "b t v"], labels: Int[Tensor, "b t"]) -> Float[Tensor, ""]:
+    """Mean cross-entropy of token t+1 under the logits at t, in nats, over the labels that are not -100."""
+    following = F.pad(labels[:, 1:], (0, 1), value=-100)
+    return F.cross_entropy(wide(logits).flatten(0, 1), following.flatten(), ignore_index=-100)

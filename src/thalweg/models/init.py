@@ -1,0 +1,52 @@
+"""Initialisation, in one place and last: the generic pass, what the connection requires of the sublayers, then the stream's own start."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from thalweg.models.sublayers import Map, Sublayer
+from thalweg.ops.norms import Norm
+
+
+@contextmanager
+def one_seed(generator: torch.Generator | None) -> Iterator[int]:
+    """Take one seed from ``generator`` (None: torch's own) and leave the rest of the global CPU generator as it was.
+
+    So a model takes the same from the generator whatever it is made of, and two models of one seed that differ in the connection alone
+    start from the same sublayers.
+    """
+    seed = int(torch.randint(2**62, (), generator=generator, device="cpu", dtype=torch.int64).item())
+    with torch.random.fork_rng(devices=[]):
+        yield seed
+
+
+@torch.no_grad()
+def initialise(decoder: nn.Module, seed: int) -> None:
+    """Give every parameter of a ``Decoder`` its start, from ``seed``; uses the global CPU generator."""
+    torch.default_generator.manual_seed(seed)
+    config = decoder.config
+    nn.init.normal_(decoder.embedding.weight, std=config.embedding_std)
+    if not config.tie_embeddings:
+        nn.init.normal_(decoder.head.weight, std=config.initial_std)
+    for block in decoder.blocks:
+        for sublayer in block.sublayers:
+            for linear_map in sublayer.maps():
+                initialise_map(linear_map, sublayer, config.initial_std)
+            for module in sublayer.modules():
+                if isinstance(module, Norm):
+                    module.reset_parameters()
+    decoder.stream.reset_parameters()
+
+
+def initialise_map(linear_map: Map, sublayer: Sublayer, std: float) -> None:
+    """Normal weights of the required size, zero bias."""
+    required, linear = sublayer.requirements, linear_map.linear
+    if required.init == "xavier":
+        std = (2 / (linear.in_features + linear.out_features)) ** 0.5
+    gain = (required.gain if linear_map.gained else 1.0) * (required.output_gain if linear_map.last else 1.0)
+    nn.init.normal_(linear.weight)
+    linear.weight.mul_(std * gain)  # scaled after drawing, so that the draw is the same for every connection
+    if linear.bias is not None:
+        nn.init.zeros_(linear.bias)

@@ -1,0 +1,63 @@
+"""Causal self-attention: rotary positions, grouped keys and values, optional gate and inner norms."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from thalweg.models.rotary import rotate
+from thalweg.models.sublayers.base import Map, Sublayer
+from thalweg.ops.norms import Norm
+from thalweg.ops.precision import wide
+
+
+class Attention(Sublayer):
+    """y = W_o (gate * softmax(q k^T / sqrt(w)) v), with heads of width w.
+
+    Shapes: [b t d] -> [b t d]. Query head h reads key-value head h // (heads / kv_heads).
+    Source: rotary positions, Su et al. 2021 (arXiv 2104.09864); grouped heads, Ainslie et al. 2023 (arXiv 2305.13245); output gate, Qiu et
+    al. 2025 (arXiv 2505.06708, position G1: a sigmoid of the sublayer's input on the attention output, before the output map); inner norm,
+    Wang et al. 2022 (arXiv 2210.06423); norm of queries and keys per head, before the rotation, Henry et al. 2020 (arXiv 2010.04245).
+    Deviations: a padded token sees itself, so that no softmax is empty; its output is finite and nobody reads it.
+    """
+
+    kind = "attention"
+
+    def __init__(self, config, requirements, index):
+        super().__init__(config, requirements, index)
+        d, w, bias = config.width, config.head_width, config.bias
+        self.heads, self.kv_heads, self.head_width = config.heads, config.key_value_heads, w
+        self.query = nn.Linear(d, self.heads * w, bias=bias)
+        self.key = nn.Linear(d, self.kv_heads * w, bias=bias)
+        self.value = nn.Linear(d, self.kv_heads * w, bias=bias)
+        self.output = nn.Linear(self.heads * w, d, bias=bias)
+        gates = {"none": 0, "head": self.heads, "element": self.heads * w}[config.attention_gate]
+        self.gate = nn.Linear(d, gates, bias=bias) if gates else None
+        self.query_norm, self.key_norm = (Norm(w, config.norm if config.qk_norm else "none", eps=config.norm_eps) for _ in range(2))
+        self.inner_norm = Norm(d, config.norm if requirements.inner_norm else "none", eps=config.norm_eps)
+
+    def forward(self, x, view, cache=None):
+        q = rotate(self.query_norm(self.split(self.query(x))), view.cos, view.sin)
+        k = rotate(self.key_norm(self.split(self.key(x))), view.cos, view.sin)
+        v = self.split(self.value(x))
+        if cache is not None:
+            k, v = cache.extend(self.index, k, v)
+        y = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=view.allowed, is_causal=view.allowed is None, enable_gqa=self.heads != self.kv_heads
+        )
+        y = y.transpose(1, 2)
+        if self.gate is not None:
+            gate = torch.sigmoid(wide(self.gate(x))).to(y.dtype)
+            y = y * gate.unflatten(-1, (self.heads, -1))
+        return self.output(self.inner_norm(y.flatten(2)))
+
+    def split(self, x: Float[Tensor, "b t hw"]) -> Float[Tensor, "b h t w"]:
+        return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+
+    def maps(self):
+        yield Map(self.query, gained=False)
+        yield Map(self.key, gained=False)
+        yield Map(self.value)
+        if self.gate is not None:
+            yield Map(self.gate, gained=False)
+        yield Map(self.output, last=True)

@@ -1,0 +1,96 @@
+"""Whether a plan can decide anything: seeds, grids, margins, simulated power."""
+
+from dataclasses import dataclass
+
+from thalweg.errors import InputError
+from thalweg.studies import power
+from thalweg.studies.plan import Plan
+
+LEAST_SEEDS = 5
+LEAST_POWER = 0.8
+
+
+@dataclass(frozen=True)
+class HypothesisPower:
+    """Power of one hypothesis, with what it was simulated from."""
+
+    hypothesis: str
+    result: power.Power
+    sd_source: str
+    primary: bool
+
+
+@dataclass(frozen=True)
+class Check:
+    """The outcome: ``problems`` stop a confirmatory plan from being locked, ``remarks`` do not."""
+
+    scale: str
+    kind: str
+    runs: int
+    tuning_runs: int
+    powers: tuple[HypothesisPower, ...]
+    problems: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+    def require(self) -> "Check":
+        """Raises: InputError listing the problems."""
+        if self.problems:
+            raise InputError(f"the plan cannot be locked at scale {self.scale}: {'; '.join(self.problems)}")
+        return self
+
+
+def check(plan: Plan, scale: str, simulations: int = 20_000) -> Check:
+    """Examine ``plan`` at ``scale``.
+
+    A confirmatory plan needs at least five seeds (three pairs cannot decide: the smallest two-sided sign-flip p is 0.25; five reach
+    0.0625), a correction when it has several primary hypotheses, a grid of learning rates whose middle can win, and simulated power of
+    0.8 for every primary hypothesis at its expected effect. The power is simulated at the strictest rate that the correction can ask for.
+    """
+    chosen = plan.at(scale)
+    hypotheses, arms = plan.hypotheses_at(scale), plan.arms_at(scale)
+    problems, remarks = [], []
+    primary = [h for h in hypotheses if h.primary]
+    rate = plan.alpha / max(len(primary), 1) if plan.multiplicity != "none" else plan.alpha
+    powers = []
+    if not hypotheses:
+        problems.append("no hypothesis has all its arms at this scale")
+    for h in hypotheses:
+        if len(chosen.seeds) < 2:
+            break
+        result = power.simulate(
+            effect=h.sign() * h.expected,
+            sd=h.sd,
+            margin=h.sign() * h.margin,
+            pairs=len(chosen.seeds),
+            alpha=rate if h.primary else plan.alpha,
+            simulations=simulations,
+        )
+        powers.append(HypothesisPower(h.id, result, h.sd_source, h.primary))
+        if result.power < LEAST_POWER and h.primary:
+            text = f"{h.id} has simulated power {result.power:.2f} at its expected effect {h.expected:g} (needs {LEAST_POWER})"
+            (problems if chosen.kind == "confirmatory" else remarks).append(text)
+    if chosen.kind == "confirmatory":
+        if len(chosen.seeds) < LEAST_SEEDS:
+            problems.append(f"a confirmatory plan needs at least {LEAST_SEEDS} seeds, got {len(chosen.seeds)}")
+        if plan.multiplicity == "none" and len(primary) > 1:
+            problems.append(f"{len(primary)} primary hypotheses need a correction; set multiplicity to holm or bonferroni")
+        if not primary:
+            problems.append("a confirmatory plan needs a primary hypothesis")
+    elif chosen.kind == "exploratory":
+        remarks.append("exploratory: nothing can be supported")
+    else:
+        remarks.append("demo: too small to judge")
+    rates = chosen.learning_rates
+    if rates and (len(rates) < 3 or list(rates) != sorted(set(rates)) or rates[0] <= 0):
+        problems.append(f"learning_rates needs at least 3 different positive values in ascending order, got {list(rates)}")
+    if not rates and chosen.kind == "confirmatory":
+        problems.append("a confirmatory plan chooses the learning rate of each arm from one grid; set learning_rates")
+    return Check(
+        scale,
+        chosen.kind,
+        runs=len(arms) * len(chosen.seeds),
+        tuning_runs=len(arms) * len(rates),
+        powers=tuple(powers),
+        problems=tuple(problems),
+        remarks=tuple(remarks),
+    )

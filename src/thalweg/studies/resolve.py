@@ -1,0 +1,66 @@
+"""From a plan to the exact training configuration of every arm; sizes are matched here, by the package."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from thalweg import config
+from thalweg.errors import InputError
+from thalweg.studies.plan import Arm, Plan, digest
+from thalweg.training.config import TrainConfig, from_table
+
+# Fields that change neither the numbers nor the data of a run.
+FREE = ("device", "parallel", "save_every")
+
+
+def resolve(plan: Plan, scale: str, vocab_size: Callable[[TrainConfig], int]) -> dict[str, TrainConfig]:
+    """Arm -> configuration at ``scale``, before learning rate and seed are set.
+
+    vocab_size: what the task of a configuration gives (it opens the data). The tables are merged in this order, later ones win: the
+    plan's ``train``, the scale's, the arm's; then connection and options; then the size of matched arms.
+    Raises: InputError naming the arm.
+    """
+    found: dict[str, TrainConfig] = {}
+    for name in plan.arms_at(scale):
+        arm = plan.arms[name]
+        found[name] = _single(plan, scale, name, arm)
+    for name in found:
+        match = plan.arms[name].match
+        if match is not None:
+            target = match.parameters or match.flops
+            base = found[target] if target in found else _single(plan, scale, str(target), plan.arms[str(target)])
+            found[name] = _matched(found[name], base, "parameters" if match.parameters else "flops", match.by, vocab_size)
+    return found
+
+
+def _single(plan: Plan, scale: str, name: str, arm: Arm) -> TrainConfig:
+    table = config.merge(config.merge(plan.train, plan.at(scale).train), arm.train)
+    for key in ("connection", "connection_options", "seed"):
+        if key in table:
+            raise InputError(f"arm {name}: {key} does not belong into a training table of a plan; arms and seeds say it")
+    try:
+        return from_table({**table, "connection": arm.connection, "connection_options": arm.options})
+    except InputError as error:
+        raise InputError(f"arm {name}: {error}") from error
+
+
+def _matched(own: TrainConfig, target: TrainConfig, what: str, by: str, vocab_size: Callable[[TrainConfig], int]) -> TrainConfig:
+    from thalweg.models import size
+
+    vocab = vocab_size(target)
+    mine, theirs = own.decoder(vocab), target.decoder(vocab)
+    if what == "parameters":
+        made = size.match_parameters(mine, size.count_parameters(theirs), adjust=by)
+    else:
+        made = size.match_flops(mine, size.flops_per_token(theirs, own.sequence_length), length=own.sequence_length, adjust=by)
+    return dataclasses.replace(own, width=made.width, heads=made.heads, ffn_width=made.ffn_width)
+
+
+def tables(arms: dict[str, TrainConfig]) -> dict[str, dict[str, Any]]:
+    """The configurations as plain values, for the lock."""
+    return {name: config.to_plain(arm) for name, arm in arms.items()}
+
+
+def fingerprint(run: TrainConfig) -> str:
+    """Identity of a run: everything that decides its numbers, so that plans share runs and a changed default is seen."""
+    return digest({k: v for k, v in config.to_plain(run).items() if k not in FREE})

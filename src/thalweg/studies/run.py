@@ -1,0 +1,182 @@
+"""Running a study: what is missing, in complete seed blocks, resumable at any moment."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from thalweg.errors import ExitCode, InputError, ThalwegError
+from thalweg.records.run import RunFolder
+from thalweg.studies import lock as locks
+from thalweg.studies.plan import Plan, load
+from thalweg.studies.resolve import fingerprint, resolve, tables
+from thalweg.studies.store import RunRecord, Store
+from thalweg.studies.tuning import Tuning, search
+from thalweg.training.config import TrainConfig
+
+Say = Callable[[str], None]
+
+
+class Interrupted(ThalwegError):
+    """A study was stopped by the user; finished runs are kept, the one in progress resumes."""
+
+    exit_code = ExitCode.INTERRUPTED
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run that is missing."""
+
+    arm: str
+    purpose: str  # "tuning" or "seed"
+    config: TrainConfig
+
+    @property
+    def label(self) -> str:
+        return self.config.connection
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm} lr {self.config.lr:g}" if self.purpose == "tuning" else f"{self.arm} seed {self.config.seed}"
+
+
+class Study:
+    """A plan at a scale with its records and its resolved arms.
+
+    records: folder of committed records (default: ``records/`` beside the plan). workspace: folder of run folders, not committed.
+    """
+
+    def __init__(self, plan_path: str | Path, scale: str, *, records: str | Path | None = None, workspace: str | Path = "runs/studies"):
+        self.path = Path(plan_path)
+        self.plan: Plan = load(self.path)
+        self.scale_name, self.scale = scale, self.plan.at(scale)
+        self.store = Store(records if records is not None else self.path.parent / "records")
+        self.workspace = Path(workspace)
+        self.arms = resolve(self.plan, scale, task_vocabulary)
+
+    def lock_tables(self) -> dict[str, dict]:
+        """What the lock hashes: the resolved configuration of every arm."""
+        return tables(self.arms)
+
+    def look_up(self, run: TrainConfig) -> RunRecord | None:
+        """The record of a run, if it was ever finished by any plan of this folder."""
+        return self.store.find(fingerprint(run), run.connection, run.seed)
+
+    def tuning(self, arm: str) -> Tuning:
+        """Where the learning rate of an arm stands."""
+        if not self.scale.learning_rates:
+            return Tuning({}, (), self.arms[arm].lr, False)
+        return search(self.arms[arm], self.scale, self.look_up)
+
+    def seed_run(self, arm: str, rate: float, seed: int) -> TrainConfig:
+        """The run of an arm on one seed."""
+        return dataclasses.replace(self.arms[arm], lr=rate, seed=seed)
+
+    def missing(self) -> list[Job]:
+        """The next runs: first all learning rates; when those are settled, the seeds, block by block."""
+        tunings = {arm: self.tuning(arm) for arm in self.arms}
+        jobs = [Job(arm, "tuning", run) for arm, tuning in tunings.items() for run in tuning.pending]
+        if not jobs:
+            rates = {arm: tuning.best for arm, tuning in tunings.items()}
+            for seed in self.scale.seeds:
+                runs = {arm: self.seed_run(arm, rate, seed) for arm, rate in rates.items() if rate is not None}
+                jobs.extend(Job(arm, "seed", run) for arm, run in runs.items() if self.look_up(run) is None)
+        seen: set[str] = set()  # arms that are the same run in other words run once
+        return [job for job in jobs if not (fingerprint(job.config) in seen or seen.add(fingerprint(job.config)))]
+
+    def records(self) -> dict[str, dict[int, RunRecord]]:
+        """Arm -> seed -> record, of those that exist."""
+        found: dict[str, dict[int, RunRecord]] = {}
+        for arm in self.arms:
+            rate = self.tuning(arm).best
+            if rate is None:
+                continue
+            by_seed = {seed: self.look_up(self.seed_run(arm, rate, seed)) for seed in self.scale.seeds}
+            found[arm] = {seed: record for seed, record in by_seed.items() if record is not None}
+        return found
+
+    def edges(self) -> list[str]:
+        """Arms whose best learning rate stayed at the edge of the extended grid."""
+        return [arm for arm in self.arms if self.tuning(arm).edge]
+
+    def progress(self) -> tuple[int, int]:
+        """Seed runs done, and in all."""
+        return sum(map(len, self.records().values())), len(self.arms) * len(self.scale.seeds)
+
+
+def task_vocabulary(run: TrainConfig) -> int:
+    """Vocabulary size of the task of a run; opens (and on first use builds) the data."""
+    from thalweg import data
+
+    return data.load(run.data, tokenizer=run.tokenizer, vocab_size=run.vocab_size).vocab_size
+
+
+def run(study: Study, *, jobs: int = 1, say: Say = lambda line: None, limit: int | None = None, on_event=None) -> int:
+    """Run what is missing; returns the number of runs finished now.
+
+    A locked plan is checked against its lock first. An interrupted run goes on where it was. limit: stop after so many runs.
+    jobs: processes side by side, each with the threads that the plan fixes.
+    Raises: InputError if the plan is not locked or was changed; Interrupted after Ctrl-C.
+    """
+    changed = locks.differences(study.plan, study.scale_name, study.lock_tables(), locks.read(study.path, study.scale_name))
+    if changed:
+        raise InputError(f"{study.path.name}: {'; '.join(changed)}; a changed plan needs a new name and a new lock")
+    if jobs < 1:
+        raise InputError(f"jobs must be at least 1, got {jobs}")
+    done = 0
+    while pending := study.missing():
+        batch = pending if limit is None else pending[: limit - done]
+        if not batch:
+            break
+        for job, status in _execute(study, batch, jobs, on_event):
+            done += 1
+            say(f"{job.name}: {status} ({done} now, {max(len(study.missing()), 0)} in sight)")
+    return done
+
+
+def _execute(study: Study, batch: list[Job], jobs: int, on_event) -> Iterator[tuple[Job, str]]:
+    if jobs == 1:
+        for job in batch:
+            yield job, _one(study, job, on_event)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        futures: dict[Future, Job] = {pool.submit(_train, job.config, folder_of(study, job)): job for job in batch}
+        try:
+            while futures:
+                finished, _ = wait(futures, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    job = futures.pop(future)
+                    future.result()
+                    yield job, _keep(study, job)
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+
+
+def folder_of(study: Study, job: Job) -> Path:
+    """The run folder of a job; named like its record."""
+    return study.workspace / study.store.path(fingerprint(job.config), job.label, job.config.seed).stem
+
+
+def _one(study: Study, job: Job, on_event) -> str:
+    _train(job.config, folder_of(study, job), on_event)
+    return _keep(study, job)
+
+
+def _train(config: TrainConfig, folder: Path, on_event=None) -> None:
+    from thalweg.training import train
+
+    if RunFolder.is_run(folder) and RunFolder.open(folder).status in ("done", "diverged"):
+        return
+    train(config, folder, resume=RunFolder.is_run(folder), on_event=on_event)
+
+
+def _keep(study: Study, job: Job) -> str:
+    folder = RunFolder.open(folder_of(study, job))
+    if folder.status == "interrupted":
+        raise Interrupted(f"interrupted in {job.name}; finished runs are kept, the same command goes on")
+    study.store.keep(folder, fingerprint(job.config), job.label, job.config.seed)
+    return folder.status

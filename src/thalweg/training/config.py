@@ -1,0 +1,211 @@
+"""What a training run is asked: one flat table, from TOML or flags, with one dial."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from thalweg import config
+from thalweg.errors import InputError, UnknownNameError
+
+if TYPE_CHECKING:  # importing models loads torch; reading a configuration need not
+    from thalweg.models.config import DecoderConfig
+
+ASPECT = 32  # width per layer of depth
+HEAD_SIZE = 64
+DEFAULT_STEPS = 1000
+
+# Fields that may change between the start of a run and its resumption; those that can change its bits are noted in the record.
+FREE_AT_RESUME = ("threads", "device", "compile", "gradient_checkpointing", "parallel", "save_every")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """A training run.
+
+    The dial: ``depth``, in layers. Where they are not given, width = 32 * depth rounded up to a multiple of 64, and there are as many
+    heads as sizes of 64 (32 below a width of 256) fit into the width; everything else keeps its default. A comparison over depth at a
+    fixed width states ``width``.
+
+    Model: ``connection`` and ``connection_options`` choose how layers write to the stream; the fields up to ``layers`` are those of the
+    decoder; ``model`` holds any further one (``{"qk_norm" = true}``).
+
+    Data: ``data`` names the task; ``tokenizer``, ``vocab_size`` as the task takes them (None: its default). ``sequence_length`` in tokens;
+    ``batch_size`` in sequences for one update, over all ranks and all ``accumulation`` micro-batches.
+
+    Length: ``steps`` (updates) or ``tokens`` (rounded up to whole updates), not both; neither: 1000 steps.
+
+    Optimiser: ``lr`` is the peak; ``schedule`` falls to ``min_lr_ratio * lr`` after a linear ``warmup`` (a fraction of the run below 1, steps
+    from 1 on). ``weight_decay`` is for matrices. ``clip``: largest global gradient norm, 0 for none. Label-free batches are an error.
+
+    Divergence, a result and not an error: the run ends with status ``diverged`` when the loss or the gradient norm is not finite, when
+    the loss exceeds ``diverge_factor`` times the first loss for ``diverge_patience`` updates in a row, or when at an evaluation the root mean
+    square of some state of the stream exceeds ``diverge_rms``.
+
+    Record: ``log_every``, ``eval_every``, ``save_every`` (None: at each evaluation) and ``measure_every`` (None: only at the end) in steps.
+
+    Raises: InputError for values that are not allowed.
+    """
+
+    # model
+    connection: str = "additive"
+    connection_options: dict[str, Any] = field(default_factory=dict)
+    depth: int = 4
+    width: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    feed_forward: Literal["swiglu", "gelu"] = "swiglu"
+    ffn_width: int | None = None
+    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    layers: tuple[str, ...] = ("attention", "feed_forward")
+    model: dict[str, Any] = field(default_factory=dict)
+    # data
+    data: str = "austen"
+    tokenizer: str | None = None
+    vocab_size: int | None = None
+    sequence_length: int = 128
+    batch_size: int = 16
+    accumulation: int = 1
+    # length
+    steps: int | None = None
+    tokens: int | None = None
+    # optimiser
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    lr: float = 2e-3
+    min_lr_ratio: float = 0.1
+    warmup: float = 0.05
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    # record
+    log_every: int = 10
+    eval_every: int = 100
+    eval_batches: int = 8
+    save_every: int | None = None
+    measure_every: int | None = None
+    # divergence
+    diverge_factor: float = 2.0
+    diverge_patience: int = 20
+    diverge_rms: float = 1e4
+    # machine
+    seed: int = 0
+    precision: Literal["float32", "bfloat16"] = "float32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int | None = None
+    compile: bool = False
+    gradient_checkpointing: bool = False
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+
+    def __post_init__(self) -> None:
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} must be at least 1, got {value}")
+        for name, (low, high) in _RANGES.items():
+            if not low <= getattr(self, name) <= high:
+                raise InputError(f"{name} must lie between {low:g} and {high:g}, got {getattr(self, name)}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise InputError(f"betas must lie in [0, 1), got {self.betas}")
+        if not 0 < self.lr < math.inf:
+            raise InputError(f"lr must be positive and finite, got {self.lr}")
+        if self.steps is not None and self.tokens is not None:
+            raise InputError(f"give steps or tokens, not both (got {self.steps} and {self.tokens})")
+        if self.batch_size % self.accumulation:
+            raise InputError(
+                f"batch_size ({self.batch_size}) must be a multiple of accumulation ({self.accumulation}), so that micro-batches are equal"
+            )
+        if self.warmup_steps and self.warmup_steps >= self.total_steps:
+            raise InputError(f"warmup ({self.warmup:g}) must end before the run does ({self.total_steps} steps)")
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one update, over all ranks."""
+        return self.batch_size * self.sequence_length
+
+    @property
+    def total_steps(self) -> int:
+        """Updates of the whole run."""
+        if self.tokens is not None:
+            return math.ceil(self.tokens / self.tokens_per_step)
+        return DEFAULT_STEPS if self.steps is None else self.steps
+
+    @property
+    def warmup_steps(self) -> int:
+        """Updates of the warm-up, rounded down."""
+        return int(self.warmup * self.total_steps if self.warmup < 1 else self.warmup)
+
+    @property
+    def resolved_width(self) -> int:
+        """``width``, or what the dial gives."""
+        return self.width if self.width is not None else max(64, math.ceil(ASPECT * self.depth / 64) * 64)
+
+    @property
+    def resolved_heads(self) -> int:
+        """``heads``, or what the dial gives: the largest head size up to 64 (32 below a width of 256) that divides the width."""
+        width = self.resolved_width
+        return self.heads if self.heads is not None else width // math.gcd(width, HEAD_SIZE if width >= 256 else HEAD_SIZE // 2)
+
+    def decoder(self, vocab_size: int) -> "DecoderConfig":
+        """The configuration of the model for a task with ``vocab_size`` tokens. Raises: InputError, UnknownNameError."""
+        from thalweg.models.config import DecoderConfig
+
+        values = {
+            "connection": self.connection,
+            "connection_options": self.connection_options,
+            "depth": self.depth,
+            "width": self.resolved_width,
+            "heads": self.resolved_heads,
+            "kv_heads": self.kv_heads,
+            "feed_forward": self.feed_forward,
+            "ffn_width": self.ffn_width,
+            "norm": self.norm,
+            "layers": self.layers,
+            "gradient_checkpointing": self.gradient_checkpointing,
+            "vocab_size": vocab_size,
+        }
+        for key in self.model:
+            if key in values:
+                raise InputError(f"model.{key} is set twice; write {key} at the top level only" if key != "vocab_size" else _VOCAB)
+        allowed = [f.name for f in dataclasses.fields(DecoderConfig) if f.name not in values]
+        for key in self.model:
+            if key not in allowed:
+                raise UnknownNameError("key", f"model.{key}", [f"model.{name}" for name in allowed])
+        if "max_length" not in self.model and _default(DecoderConfig, "max_length") < self.sequence_length:
+            values["max_length"] = self.sequence_length
+        return config.build(DecoderConfig, {**values, **self.model}, where="model")
+
+
+_POSITIVE = (
+    *("depth", "width", "heads", "kv_heads", "ffn_width", "vocab_size", "sequence_length", "batch_size", "accumulation", "steps", "tokens"),
+    *("log_every", "eval_every", "eval_batches", "save_every", "measure_every", "diverge_patience", "threads"),
+)
+_RANGES = {
+    "min_lr_ratio": (0, 1),
+    "warmup": (0, math.inf),
+    "eps": (0, 1),
+    "weight_decay": (0, math.inf),
+    "clip": (0, math.inf),
+    "diverge_factor": (1, math.inf),
+    "diverge_rms": (0, math.inf),
+    "seed": (0, 2**31 - 1),
+}
+_VOCAB = "model.vocab_size follows from the data; set vocab_size at the top level"
+
+
+def _default(cls: type, name: str) -> Any:
+    return next(f.default for f in dataclasses.fields(cls) if f.name == name)
+
+
+def from_table(table: Mapping[str, Any]) -> TrainConfig:
+    """A configuration from plain values. Raises: InputError, UnknownNameError naming the key."""
+    return config.build(TrainConfig, table)
+
+
+def changes(saved: Mapping[str, Any], now: TrainConfig) -> list[str]:
+    """``key saved -> now`` for every field that must not change when a run is resumed."""
+    plain = config.to_plain(now)
+    keys = sorted((saved.keys() | plain.keys()) - set(FREE_AT_RESUME))
+    return [f"{key} {saved.get(key, 'unset')} -> {plain.get(key, 'unset')}" for key in keys if saved.get(key) != plain.get(key)]
