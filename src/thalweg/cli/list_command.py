@@ -34,9 +34,9 @@ def rows_of(kind: str) -> list[dict[str, str]]:
 
         return [{"name": m.name, "summary": m.summary, "source": m.source, "unit": m.unit} for m in catalog.entries()]
     if kind == "tasks":
-        from thalweg.data import tasks
+        from thalweg import data
 
-        return tasks()
+        return [{"name": e.name, "summary": e.summary, "source": e.source} for e in data.entries()]
     from thalweg.studies import library
 
     return library.rows()

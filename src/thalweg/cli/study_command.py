@@ -78,7 +78,7 @@ def _check(args) -> ExitCode:
 
 def _lock(args) -> ExitCode:
     from thalweg import studies
-    from thalweg.studies.lock import path_of
+    from thalweg.studies.locking import path_of
 
     study = _study(args)
     lock = studies.lock(study)
@@ -168,7 +168,7 @@ def as_plain(judged) -> dict[str, Any]:
 def _study(args):
     from thalweg.studies import library
     from thalweg.studies.plan import load
-    from thalweg.studies.run import Study
+    from thalweg.studies.runner import Study
 
     path = library.find(args.plan)
     plan = load(path)

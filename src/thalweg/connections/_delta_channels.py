@@ -1,22 +1,24 @@
-"""The value channels of the delta connection: an embedding expanded into n of them, and n compressed into what a sublayer reads.
+"""The value channels of the delta connection: an embedding expanded into n, n compressed into what a sublayer reads.
 
     embedding [b t d] --expand--> state [b t n d] --compress--> [b t d]
 
-The token convolutions are causal, treat padding as zero, stay within a segment, and go on in cached decoding where the last call ended.
+The token convolutions are causal, take padding for zero, stay within a segment, and go on in cached decoding where the
+last call ended.
 """
 
 import torch
 from torch import Tensor, nn
 
-from thalweg.connections.base import Tokens
+from thalweg.connections.base import Site, Tokens
 from thalweg.errors import InputError
 from thalweg.ops.causal_conv import causal_conv
 from thalweg.ops.precision import wide
 
 
-def convolve(x: Tensor, taps: Tensor, tokens: Tokens | None, key: str, *, contract: bool = False) -> Tensor:
-    """Causal token convolution of x [b t m d], whose past (in cached decoding) is kept under ``key``; see :func:`causal_conv`.
+def convolve(x: Tensor, taps: Tensor, tokens: Tokens | None, place: Site | str, *, contract: bool = False) -> Tensor:
+    """Causal token convolution of x [b t m d], whose past in cached decoding is kept by ``place``.
 
+    Shapes: those of :func:`causal_conv`.
     Raises: InputError when one call of cached decoding gives segments and another does not.
     """
     length, keep = x.shape[1], taps.shape[0] - 1
@@ -27,11 +29,12 @@ def convolve(x: Tensor, taps: Tensor, tokens: Tokens | None, key: str, *, contra
     if mask is not None:
         mask = mask.bool()
     if memory is not None:
+        key = f"delta.{place.index if isinstance(place, Site) else place}"  # made here: a compiled graph serves all sites
         real, segments_key = tokens.real(x), f"{key}.segments"
         if key in memory.slots and (segments_key in memory.slots) != (segments is not None):
+            got, before = ("without", "with") if segments is None else ("with", "without")
             raise InputError(
-                f"this call of cached decoding gives {'no ' if segments is None else ''}segments, the call before did otherwise; "
-                "give segments in every call or in none"
+                f"a call {got} segments follows one {before} them in cached decoding; give segments in all or in none"
             )
         if segments is not None:
             segments, _ = memory.extend(segments_key, segments, real, keep)
@@ -56,12 +59,12 @@ class Repeat(nn.Module):
     def reset_parameters(self) -> None:
         """Nothing to set."""
 
-    def forward(self, embedding: Tensor, tokens: Tokens | None, key: str) -> Tensor:
+    def forward(self, embedding: Tensor, tokens: Tokens | None, place: Site | str) -> Tensor:
         return embedding.unsqueeze(2).expand(-1, -1, self.channels, -1)
 
 
 class ExpandTokens(nn.Module):
-    """EC: a grouped causal token convolution, d groups of one feature into n, [b t d] -> [b t n d]; starts as :class:`Repeat`."""
+    """EC: a causal token convolution of every feature into n, [b t d] -> [b t n d]; starts as :class:`Repeat`."""
 
     def __init__(self, width: int, channels: int, kernel: int):
         super().__init__()
@@ -70,8 +73,8 @@ class ExpandTokens(nn.Module):
     def reset_parameters(self) -> None:
         identity_taps_(self.taps)
 
-    def forward(self, embedding: Tensor, tokens: Tokens | None, key: str) -> Tensor:
-        return convolve(embedding.unsqueeze(2), self.taps, tokens, key).to(embedding.dtype)
+    def forward(self, embedding: Tensor, tokens: Tokens | None, place: Site | str) -> Tensor:
+        return convolve(embedding.unsqueeze(2), self.taps, tokens, place).to(embedding.dtype)
 
 
 class Only(nn.Module):
@@ -80,7 +83,7 @@ class Only(nn.Module):
     def reset_parameters(self) -> None:
         """Nothing to set."""
 
-    def forward(self, state: Tensor, tokens: Tokens | None, key: str) -> Tensor:
+    def forward(self, state: Tensor, tokens: Tokens | None, place: Site | str) -> Tensor:
         return state.squeeze(2)
 
 
@@ -99,9 +102,9 @@ class CompressTokens(nn.Module):
         identity_taps_(self.taps)
         nn.init.constant_(self.read, 1 / self.read.numel())
 
-    def forward(self, state: Tensor, tokens: Tokens | None, key: str) -> Tensor:
+    def forward(self, state: Tensor, tokens: Tokens | None, place: Site | str) -> Tensor:
         taps = wide(self.taps) * wide(self.read).unsqueeze(-1)
-        return convolve(state, taps, tokens, key, contract=True).to(state.dtype)
+        return convolve(state, taps, tokens, place, contract=True).to(state.dtype)
 
 
 class CompressChannels(nn.Module):
@@ -114,5 +117,5 @@ class CompressChannels(nn.Module):
     def reset_parameters(self) -> None:
         nn.init.constant_(self.weight, 1 / self.weight.shape[0])
 
-    def forward(self, state: Tensor, tokens: Tokens | None, key: str) -> Tensor:
+    def forward(self, state: Tensor, tokens: Tokens | None, place: Site | str) -> Tensor:
         return (state * wide(self.weight)).sum(2).to(state.dtype)

@@ -13,6 +13,7 @@ from thalweg.connections.base import (
     Facts,
     GroupHint,
     Requirements,
+    Site,
     Stream,
     StreamSite,
     each_token,
@@ -24,9 +25,8 @@ from thalweg.ops.precision import full_precision, wide
 
 @dataclass(frozen=True)
 class HighwayOptions(ConnectionOptions):
-    """bias: first value of the gate's bias, negative so that the network starts by carrying; the source uses -1 to -3, lower when deeper.
-
-    gate_std: standard deviation of the gate's initial weights.
+    """bias: first value of the gate's bias; negative, so that the network starts by carrying (-1 to -3 are usual, lower
+    when deeper). gate_std: standard deviation of the gate's initial weights.
     """
 
     bias: float = -2.0
@@ -40,13 +40,13 @@ class HighwayOptions(ConnectionOptions):
 
 
 class HighwaySite(StreamSite):
-    """x' = T * F(norm(x)) + (1 - T) * x with T = sigmoid(W x + b), W [d d], b [d]."""
+    """x' = T * F(norm(x)) + (1 - T) * x with T = sigmoid(W x + b); W [d d] is gate_weight, b [d] is gate_bias."""
 
-    def __init__(self, width, site, options):
+    def __init__(self, width: int, site: Site, options: HighwayOptions):
         super().__init__(width, site, options)
-        self.start, self.std = options.bias, options.gate_std
+        self.bias, self.std = options.bias, options.gate_std
         self.gate_weight = nn.Parameter(torch.zeros(width, width))
-        self.gate_bias = nn.Parameter(torch.full((width,), self.start))
+        self.gate_bias = nn.Parameter(torch.full((width,), self.bias))
 
     def read(self, state, tokens=None):
         """The context is the gate T [b t d], in float32 or wider."""
@@ -63,7 +63,7 @@ class HighwaySite(StreamSite):
     def reset_parameters(self):
         super().reset_parameters()
         nn.init.normal_(self.gate_weight, std=self.std)
-        nn.init.constant_(self.gate_bias, self.start)
+        nn.init.constant_(self.gate_bias, self.bias)
 
 
 @register(
@@ -76,29 +76,30 @@ class Highway(Stream):
 
     Shapes: state [b t d]; gate T [b t d].
     Errors: InputError for a bias that is not finite or a negative gate_std.
-    Source: Srivastava et al. 2015 (arXiv 1505.00387). The gate reads the raw stream, as there; the sublayer reads it normalised.
+    Source: Srivastava et al. 2015 (arXiv 1505.00387). The gate reads the raw stream, as there; the sublayer reads it
+    normalised, which the source does not.
     """
 
     Options = HighwayOptions
     SiteModule = HighwaySite
-    options: HighwayOptions
     facts = Facts(
         source="Srivastava et al. 2015, arXiv 1505.00387",
         equation="T = sigmoid(W x + b)\nx' = T * F(norm(x)) + (1 - T) * x",
-        words="A gate T [b t d] is computed from the raw stream [b t d] by a full matrix W [d d] and a bias b [d]. The sublayer reads "
-        "the normalised stream; each channel becomes T parts of its output and 1 - T parts of the old value. b starts negative: carry.",
-        constraint="each channel is a convex combination; with the gate held, the skip Jacobian is diag(1 - T), entries in (0, 1)",
+        words="A gate T [b t d] is computed from the raw stream [b t d] by a full matrix W [d d] and a bias b [d]. The "
+        "sublayer reads the normalised stream; each channel becomes T parts of its output and 1 - T parts of its old "
+        "value. b starts negative: carry.",
+        constraint="convex in every channel; with the gate held, the skip Jacobian is diag(1 - T), entries in (0, 1)",
         chosen=(
             "b starts at -2 (the source: -1 to -3, lower when deeper), so T starts near 0.12",
             "W starts normal with standard deviation 0.02",
             "initial weights of sublayers: the model's own distribution, without a factor for depth",
         ),
         deviations=(
-            "the sublayer of a Transformer stands for the source's H, and reads the normalised stream (input_norm; the source has no norm)",
+            "a Transformer sublayer stands for the source's H, and reads the normalised stream (input_norm)",
             "a final norm, as in any pre-norm stack",
         ),
-        bibtex="@article{srivastava2015highway, title={Highway Networks}, author={Srivastava, Rupesh Kumar and Greff, Klaus and "
-        'Schmidhuber, J{\\"u}rgen}, journal={arXiv:1505.00387}, year={2015}}',
+        bibtex="@article{srivastava2015highway, title={Highway Networks}, author={Srivastava, Rupesh Kumar and Greff, "
+        'Klaus and Schmidhuber, J{\\"u}rgen}, journal={arXiv:1505.00387}, year={2015}}',
     )
 
     def requirements(self, site):
@@ -106,6 +107,10 @@ class Highway(Stream):
 
     def group_hints(self):
         return {"sites.*.gate_bias": GroupHint(weight_decay=0.0)}
+
+    @classmethod
+    def variants(cls):
+        return [{"input_norm": False, "final_norm": False, "bias": 1.0}]
 
     def reference(self, embedding, sublayers, tokens=None):
         d, x = self.width, embedding

@@ -14,6 +14,7 @@ from thalweg.connections.base import (
     Facts,
     GroupHint,
     Requirements,
+    Site,
     Stream,
     StreamSite,
     each_token,
@@ -25,19 +26,19 @@ from thalweg.ops.precision import wide
 
 @dataclass(frozen=True)
 class LayerScaleOptions(ConnectionOptions):
-    """init: first value of every factor; None takes it from the depth."""
+    """init: first value of every factor. None takes it from the depth."""
 
     init: float | None = None
 
     def __post_init__(self):
         if self.init is not None and not math.isfinite(self.init):
             raise InputError(
-                f"layerscale.init must be a finite number, got {self.init}; leave it out to take it from the depth"
+                f"layerscale.init must be a finite number, got {self.init}; leave it out to set it by depth"
             )
 
 
 def start_by_depth(depth: int) -> float:
-    """The first factor for a network of ``depth`` layers: 0.1 up to 18, 1e-5 up to 24, 1e-6 beyond."""
+    """The first factor in a network of ``depth`` layers: 0.1 up to 18, 1e-5 up to 24, 1e-6 beyond."""
     if depth <= 18:
         return 0.1
     return 1e-5 if depth <= 24 else 1e-6
@@ -46,7 +47,7 @@ def start_by_depth(depth: int) -> float:
 class LayerScaleSite(StreamSite):
     """x' = x + scale * F(norm(x)), scale [d]."""
 
-    def __init__(self, width, site, options):
+    def __init__(self, width: int, site: Site, options: LayerScaleOptions):
         super().__init__(width, site, options)
         self.start = start_by_depth(site.depth) if options.init is None else options.init
         self.scale = nn.Parameter(torch.full((width,), self.start))
@@ -81,16 +82,17 @@ class LayerScale(Stream):
     facts = Facts(
         source="Touvron et al. 2021, arXiv 2103.17239",
         equation="x' = x + diag(scale) F(norm(x))\nscale starts at 0.1 up to 18 layers, 1e-5 up to 24, 1e-6 beyond",
-        words="The sublayer reads the normalised stream [b t d]; each channel of its update [b t d] is multiplied by a learned "
-        "factor, scale [d], and added to the stream.",
+        words="The sublayer reads the normalised stream [b t d]; each channel of its update [b t d] is multiplied by a "
+        "learned factor, scale [d], and added to the stream.",
         constraint="skip Jacobian is the identity",
         chosen=(
-            "depths 19 to 23, of which the source says nothing, start at 1e-5",
+            "depths from 19 to 23 start at 1e-5, as 24 does",
             "initial weights: the model's own distribution, without a factor for depth",
             "no weight decay on scale",
         ),
-        bibtex="@inproceedings{touvron2021going, title={Going Deeper with Image Transformers}, author={Touvron, Hugo and Cord, "
-        "Matthieu and Sablayrolles, Alexandre and Synnaeve, Gabriel and J{\\'e}gou, Herv{\\'e}}, booktitle={ICCV}, year={2021}}",
+        bibtex="@inproceedings{touvron2021going, title={Going Deeper with Image Transformers}, author={Touvron, Hugo "
+        "and Cord, Matthieu and Sablayrolles, Alexandre and Synnaeve, Gabriel and J{\\'e}gou, Herv{\\'e}}, "
+        "booktitle={ICCV}, year={2021}}",
     )
 
     def requirements(self, site):
@@ -104,6 +106,10 @@ class LayerScale(Stream):
             return None
         slots = {f.name: getattr(self.options, f.name) for f in dataclasses.fields(ConnectionOptions)}
         return Equivalence("additive", slots)
+
+    @classmethod
+    def variants(cls):
+        return [{"init": 1.0}]
 
     def reference(self, embedding, sublayers, tokens=None):
         x = embedding

@@ -9,6 +9,7 @@ from thalweg.connections.base import (
     Equivalence,
     Facts,
     Requirements,
+    Site,
     Stream,
     each_token,
     reference_norm,
@@ -18,7 +19,7 @@ from thalweg.connections.base import (
 class LayerNormScalingSite(AdditiveSite):
     """x' = x + F(norm(x) / sqrt(l)), layers counted from l = 1."""
 
-    def __init__(self, width, site, options):
+    def __init__(self, width: int, site: Site, options: ConnectionOptions):
         super().__init__(width, site, options)
         self.factor = (site.layer + 1) ** -0.5
 
@@ -28,11 +29,11 @@ class LayerNormScalingSite(AdditiveSite):
 
 @register(
     "ln_scaling",
-    summary="pre-norm residual, norm output divided by the root of the layer's index: x' = x + F(norm(x) / sqrt(l))",
+    summary="pre-norm residual, norm output over the root of the layer's index: x' = x + F(norm(x) / sqrt(l))",
     source="Sun et al. 2025 (arXiv 2502.05795)",
 )
 class LayerNormScaling(Stream):
-    """Pre-norm stream in which deeper layers read a smaller input, so that the variance of the stream does not explode with depth.
+    """Pre-norm stream in which deeper layers read a smaller input, so that the stream's variance grows less with depth.
 
     Shapes: state [b t d]. The factor belongs to the layer: all its sublayers have the same one.
     Source: Sun et al. 2025 (arXiv 2502.05795); compared with the authors' code. The final norm is not scaled.
@@ -41,28 +42,29 @@ class LayerNormScaling(Stream):
     SiteModule = LayerNormScalingSite
     facts = Facts(
         source="Sun et al. 2025, arXiv 2502.05795; places of the factor as in the authors' code",
-        equation="x' = x + F(norm(x) / sqrt(l)), layer l = 1, 2, ...",
-        words="The sublayer reads the normalised stream [b t d] divided by the square root of its layer's index, counted from one; "
-        "its update [b t d] is added to the stream. The final norm is not scaled.",
+        equation="x' = x + F(norm(x) / sqrt(l)), layers l = 1, 2, ...",
+        words="The sublayer reads the normalised stream [b t d] divided by the square root of its layer's index, "
+        "counted from one; its update [b t d] is added to the stream. The final norm is not scaled.",
         constraint="skip Jacobian is the identity",
-        chosen=("output maps are not scaled by depth at the start: the source advises against combining the two",),
-        bibtex="@article{sun2025curse, title={The Curse of Depth in Large Language Models}, author={Sun, Wenfang and Song, Xinyuan and "
-        "Li, Pengxiang and Yin, Lu and Zheng, Yefeng and Liu, Shiwei}, journal={arXiv:2502.05795}, year={2025}}",
+        chosen=("output maps do not start smaller in deep networks: the source advises against combining the two",),
+        bibtex="@article{sun2025curse, title={The Curse of Depth in Large Language Models}, author={Sun, Wenfang and "
+        "Song, Xinyuan and Li, Pengxiang and Yin, Lu and Zheng, Yefeng and Liu, Shiwei}, journal={arXiv:2502.05795}, "
+        "year={2025}}",
     )
 
     def requirements(self, site):
         return Requirements()
 
     def equals_at_start(self):
-        if self.layout[-1].layer > 0:  # only a network of one layer has no factor but 1
+        if any(site.layer > 0 for site in self.layout):
             return None
         slots = {f.name: getattr(self.options, f.name) for f in dataclasses.fields(ConnectionOptions)}
         return Equivalence("additive", slots)
 
     def reference(self, embedding, sublayers, tokens=None):
         x = embedding
-        for site, sublayer in zip(self.sites, sublayers, strict=True):
-            root = (site.site.layer + 1) ** 0.5
+        for place, site, sublayer in zip(self.layout, self.sites, sublayers, strict=True):
+            root = (place.layer + 1) ** 0.5
             update = sublayer(each_token(lambda row, s=site, r=root: reference_norm(s.input_norm, row) / r, x))
             x = each_token(lambda row, u, s=site: row + reference_norm(s.update_norm, u), x, update)
         return each_token(lambda row: reference_norm(self.final_norm, row), x)

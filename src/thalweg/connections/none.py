@@ -21,7 +21,7 @@ class NoSkip(Stream):
     """Stack of sublayers without a residual connection; without ``input_norm`` and ``final_norm`` also without norms.
 
     Shapes: state [b t d].
-    Source: the network without skips of Dong et al. 2021 (arXiv 2103.03404), which they prove to lose rank doubly exponentially with
+    Source: the network without skips of Dong et al. 2021 (arXiv 2103.03404), which loses rank doubly exponentially with
     depth when it is made of attention alone.
     """
 
@@ -32,15 +32,20 @@ class NoSkip(Stream):
         words="The sublayer reads the normalised stream [b t d], and its output [b t d] takes the stream's place.",
         constraint="no skip: the skip Jacobian is zero",
         chosen=(
-            "norms as in the additive connection, so that only the skip differs (input_norm=false, final_norm=false for none at all)",
-            "initial weights: the model's own distribution, without a factor for depth, which would shrink the only path",
+            "norms as in the additive connection, so that only the skip differs; input_norm and final_norm are options",
+            "initial weights: the model's own distribution, without a factor for depth: it would shrink the only path",
         ),
-        bibtex="@inproceedings{dong2021attention, title={Attention Is Not All You Need: Pure Attention Loses Rank Doubly Exponentially "
-        "with Depth}, author={Dong, Yihe and Cordonnier, Jean-Baptiste and Loukas, Andreas}, booktitle={ICML}, year={2021}}",
+        bibtex="@inproceedings{dong2021attention, title={Attention Is Not All You Need: Pure Attention Loses Rank "
+        "Doubly Exponentially with Depth}, author={Dong, Yihe and Cordonnier, Jean-Baptiste and Loukas, Andreas}, "
+        "booktitle={ICML}, year={2021}}",
     )
 
     def requirements(self, site):
         return Requirements()
+
+    @classmethod
+    def variants(cls):
+        return [{"input_norm": False, "final_norm": False}]
 
     def reference(self, embedding, sublayers, tokens=None):
         x = embedding

@@ -1,5 +1,6 @@
 """The post-norm residual connection of the original Transformer."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,11 +10,13 @@ from thalweg.connections.base import (
     ConnectionOptions,
     Facts,
     Requirements,
+    Site,
     Stream,
     StreamSite,
     each_token,
     reference_norm,
 )
+from thalweg.ops.norms import Norm
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,12 @@ class PostNormSite(StreamSite):
 
     alpha: float = 1.0
 
-    def __init__(self, width, site, options):
+    def __init__(self, width: int, site: Site, options: ConnectionOptions):
         super().__init__(width, site, options)
         self.output_norm = options.make_norm(width)
 
     def write(self, state, update, context):
-        total = torch.add(self.update_norm(update), state, alpha=self.alpha)  # one rounding for product and sum
+        total = torch.add(self.update_norm(update), state, alpha=self.alpha)  # product and sum in one rounding
         return self.output_norm(total.to(state.dtype))
 
     def reset_parameters(self):
@@ -61,22 +64,23 @@ class PostNorm(Stream):
 
     Options = PostNormOptions
     SiteModule = PostNormSite
-    options: PostNormOptions
+    enter_norm: Norm
     facts = Facts(
         source="Vaswani et al. 2017, arXiv 1706.03762, Section 3.1; Xiong et al. 2020, arXiv 2002.04745, Fig. 1a",
         equation="x' = norm(x + F(x))",
-        words="The sublayer reads the stream [b t d] as it is; its update [b t d] is added, and the sum is normalised per token.",
+        words="The sublayer reads the stream [b t d] as it is; its update [b t d] is added, and the sum is normalised "
+        "per token.",
         constraint="the state has unit root mean square per token, up to the learned scale of the norm",
         chosen=(
             "initial weights: the model's own distribution, without a factor for depth",
             "no norm on the embedding (enter_norm adds one) and no final norm (the last site has normalised)",
         ),
         deviations=("the norm is the model's (RMSNorm by default) where the paper has LayerNorm with bias",),
-        bibtex="@inproceedings{vaswani2017attention, title={Attention Is All You Need}, "
-        "author={Vaswani, Ashish and others}, booktitle={NeurIPS}, year={2017}}",
+        bibtex="@inproceedings{vaswani2017attention, title={Attention Is All You Need}, author={Vaswani, Ashish and "
+        "others}, booktitle={NeurIPS}, year={2017}}",
     )
 
-    def __init__(self, width, sites, options):
+    def __init__(self, width: int, sites: Sequence[Site], options: PostNormOptions):
         super().__init__(width, sites, options)
         self.enter_norm = options.make_norm(width, options.enter_norm)
 
@@ -90,11 +94,17 @@ class PostNorm(Stream):
     def requirements(self, site):
         return Requirements()
 
+    @classmethod
+    def variants(cls):
+        return [{"enter_norm": True}, {"input_norm": True, "update_norm": True, "final_norm": True}]
+
     def reference(self, embedding, sublayers, tokens=None):
         x = each_token(lambda row: reference_norm(self.enter_norm, row), embedding)
         for site, sublayer in zip(self.sites, sublayers, strict=True):
             update = sublayer(each_token(lambda row, s=site: reference_norm(s.input_norm, row), x))
-            x = each_token(
-                lambda row, u, s=site: reference_norm(s.output_norm, row + reference_norm(s.update_norm, u)), x, update
-            )
+
+            def write(row, u, s=site):
+                return reference_norm(s.output_norm, row + reference_norm(s.update_norm, u))
+
+            x = each_token(write, x, update)
         return each_token(lambda row: reference_norm(self.final_norm, row), x)

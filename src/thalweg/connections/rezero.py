@@ -1,13 +1,15 @@
 """ReZero: no norm, and one learned scalar per layer that starts at zero.
 
-How the scalar is shared. All sublayers of a layer use one Parameter. It is registered once, in the stream (``scalars.<layer>.alpha``), so
-``named_parameters``, optimisers, DDP and safetensors see one tensor under one name, and there is no tied pair for a checkpoint to split.
-A site keeps an unregistered reference to the *module* that owns the parameter, never to the parameter: what replaces parameters on
-their owner (sharding, loading by assignment, ``torch.func.functional_call``) is seen by every site, and a deep copy keeps the sharing.
+How the scalar is shared: all sublayers of a layer use one Parameter. It is registered once, in the stream, as
+``scalars.<layer>.alpha``; so ``named_parameters``, optimisers, DDP and safetensors see one tensor under one name, and
+no checkpoint can split a tied pair. A site keeps an unregistered reference to the *module* that owns the parameter,
+never to the parameter: what replaces parameters on their owner (sharding, loading by assignment, ``functional_call``)
+is seen by every site, and a deep copy keeps the sharing.
 """
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +22,7 @@ from thalweg.connections.base import (
     Facts,
     GroupHint,
     Requirements,
+    Site,
     Stream,
     StreamSite,
     each_token,
@@ -46,15 +49,11 @@ class ReZeroOptions(ConnectionOptions):
 
 
 class LayerScalar(nn.Module):
-    """The scalar of one layer, alpha [1] (one axis, since sharding refuses tensors without one)."""
+    """The scalar of one layer, alpha [1] (one axis: FSDP refuses parameters without any)."""
 
     def __init__(self, start: float):
         super().__init__()
-        self.start = start
         self.alpha = nn.Parameter(torch.full((1,), start))
-
-    def reset_parameters(self) -> None:
-        nn.init.constant_(self.alpha, self.start)
 
 
 class ReZeroSite(StreamSite):
@@ -64,7 +63,7 @@ class ReZeroSite(StreamSite):
 
     def share(self, scalar: LayerScalar) -> None:
         """Use ``scalar`` of the stream, which stays its only owner."""
-        object.__setattr__(self, "scalar", scalar)  # past nn.Module, which would register it here as well
+        object.__setattr__(self, "scalar", scalar)  # nn.Module's own would register it here a second time
 
     def write(self, state, update, context):
         return (state + wide(self.scalar.alpha) * self.update_norm(update)).to(state.dtype)
@@ -75,13 +74,14 @@ class ReZeroSite(StreamSite):
 
 @register(
     "rezero",
-    summary="residual without norms, gated by one scalar per layer that starts at zero: x' = x + alpha F(x)",
+    summary="residual without norms, one scalar per layer that starts at zero: x' = x + alpha F(x)",
     source="Bachlechner et al. 2020 (arXiv 2003.04887)",
 )
 class ReZero(Stream):
     """Norm-free stream that starts as the identity; the sublayers of one layer share their scalar.
 
-    Shapes: state [b t d]; alpha [1] in every layer. At alpha = 0 the sublayers get no gradient: on the first step only the scalars move.
+    Shapes: state [b t d]; alpha [1] in every layer. At alpha = 0 the sublayers get a gradient of zero: on the first
+    step only the scalars move.
     Errors: InputError for an ``init`` that is not finite or a ``lr_mul`` that is not positive.
     Source: Bachlechner et al. 2020 (arXiv 2003.04887); sharing as in the authors' code for Transformers.
     """
@@ -90,31 +90,31 @@ class ReZero(Stream):
     SiteModule = ReZeroSite
     options: ReZeroOptions
     facts = Facts(
-        source="Bachlechner et al. 2020, arXiv 2003.04887; one scalar per layer as in the authors' code for Transformers",
+        source="Bachlechner et al. 2020, arXiv 2003.04887; one scalar per layer as in the authors' Transformer code",
         equation="x' = x + alpha_l F(x)\nalpha_l = 0 at the start, shared by the sublayers of layer l",
-        words="The sublayer reads the stream [b t d] as it is; its update [b t d] is multiplied by the scalar of its layer, alpha [1], "
-        "and added to the stream. The untrained network is the identity.",
+        words="The sublayer reads the stream [b t d] as it is; its update [b t d] is multiplied by the scalar of its "
+        "layer, alpha [1], and added to the stream. The untrained network is the identity.",
         constraint="skip Jacobian is the identity",
         chosen=(
             "initial weights: the model's own distribution, without a factor for depth",
-            "no final norm; no weight decay on alpha; its learning rate is the run's, times lr_mul (1)",
+            "no final norm; no weight decay on alpha; its learning rate is the run's times lr_mul (1)",
         ),
-        bibtex="@inproceedings{bachlechner2021rezero, title={ReZero is All You Need: Fast Convergence at Large Depth}, "
-        "author={Bachlechner, Thomas and Majumder, Bodhisattwa Prasad and Mao, Henry and Cottrell, Garrison and McAuley, Julian}, "
-        "booktitle={UAI}, year={2021}}",
+        bibtex="@inproceedings{bachlechner2021rezero, title={ReZero Is All You Need: Fast Convergence at Large Depth}, "
+        "author={Bachlechner, Thomas and Majumder, Bodhisattwa Prasad and Mao, Henry and Cottrell, Garrison and "
+        "McAuley, Julian}, booktitle={UAI}, year={2021}}",
     )
 
-    def __init__(self, width, sites, options):
+    def __init__(self, width: int, sites: Sequence[Site], options: ReZeroOptions):
         super().__init__(width, sites, options)
-        layers = sorted({site.layer for site in self.layout})
+        layers = sorted({site.layer for site in sites})
         self.scalars = nn.ModuleDict({str(layer): LayerScalar(options.init) for layer in layers})
-        for module, site in zip(self.sites, self.layout, strict=True):
+        for module, site in zip(self.sites, sites, strict=True):
             module.share(self.scalars[str(site.layer)])
 
     def reset_parameters(self):
         super().reset_parameters()
-        for scalar in self.scalars.values():
-            scalar.reset_parameters()
+        for alpha in self.scalars.parameters():
+            nn.init.constant_(alpha, self.options.init)
 
     def requirements(self, site):
         return Requirements()
@@ -128,10 +128,14 @@ class ReZero(Stream):
         slots = {f.name: getattr(self.options, f.name) for f in dataclasses.fields(ConnectionOptions)}
         return Equivalence("additive", slots)
 
+    @classmethod
+    def variants(cls):
+        return [{"init": 1.0, "input_norm": True, "final_norm": True}]
+
     def reference(self, embedding, sublayers, tokens=None):
-        x = embedding
-        for site, sublayer in zip(self.sites, sublayers, strict=True):
-            alpha = dict(self.named_parameters())[f"scalars.{site.site.layer}.alpha"][0]
+        x, parameters = embedding, dict(self.named_parameters())
+        for place, site, sublayer in zip(self.layout, self.sites, sublayers, strict=True):
+            alpha = parameters[f"scalars.{place.layer}.alpha"][0]
             update = sublayer(each_token(lambda row, s=site: reference_norm(s.input_norm, row), x))
             x = each_token(lambda row, u, s=site, a=alpha: row + a * reference_norm(s.update_norm, u), x, update)
         return each_token(lambda row: reference_norm(self.final_norm, row), x)

@@ -1,5 +1,6 @@
 """The tangent projector: updates confined to the estimated tangent space of the states of past tokens."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -40,15 +41,13 @@ class TangentOptions(ConnectionOptions):
 
     def __post_init__(self) -> None:
         if not 1 <= self.rank < self.window:
-            raise InputError(
-                f"rank must be at least 1 and below window (w states span w - 1 directions), got rank {self.rank} and window {self.window}"
-            )
+            raise InputError(f"rank must be at least 1 and below window, got rank {self.rank} and window {self.window}")
         if not 0 <= self.strength <= 1:
             raise InputError(f"strength must lie in [0, 1], got {self.strength}")
 
 
 class TangentSite(StreamSite):
-    """x' = x + u - strength (u - P_t u) with u = F(norm(x)) and P_t from the states at this site of the tokens before t."""
+    """x' = x + u - strength (u - P_t u), with u = F(norm(x)) and P_t from the states here of tokens before t."""
 
     basis: Tensor
 
@@ -101,14 +100,21 @@ class TangentProjector(Stream):
     SiteModule = TangentSite
     options: TangentOptions
     facts = Facts(
-        source="ours; made to test the tangent-space claim of Su and You 2026, arXiv 2601.01014, which estimates no tangent space",
-        equation="u = F(norm(x))\nP_t = B B^T, B [d rank] the top principal directions of x_{t-window} .. x_{t-1}, centred at their mean\nx' = x + (1 - strength) u + strength P_t u",
-        words=(
-            "The sublayer reads the normalised stream [b t d]. What it returns [b t d] loses its part outside the subspace that the last"
-            " `window` past states at this site span best, and is added to the stream."
+        source="ours: a test of the tangent claim of Su and You 2026, arXiv 2601.01014, which estimates no tangent space",
+        equation=(
+            "u = F(norm(x))\n"
+            "P_t = B B^T, B [d rank] the top principal directions of x_{t-window} .. x_{t-1} about their mean\n"
+            "x' = x + (1 - strength) u + strength P_t u"
         ),
-        constraint="the update of a token lies in a subspace of dimension `rank` (strength 1); the skip Jacobian is the identity",
-        precision="the subspace in float64 from the Gram matrix of the window, the projection in float32 or wider; the stream in the dtype of the model",
+        words=(
+            "The sublayer reads the normalised stream [b t d]. What it returns [b t d] loses its part outside the"
+            " subspace that the last `window` past states at this site span best, and is added to the stream."
+        ),
+        constraint="an update lies in a subspace of dimension `rank` (strength 1); the skip Jacobian is the identity",
+        precision=(
+            "the subspace in float64, from the Gram matrix of the window; the projection in float32 or wider;"
+            " the stream in the dtype of the model"
+        ),
         chosen=(
             "window 16",
             "rank 4",
@@ -123,7 +129,7 @@ class TangentProjector(Stream):
         ),
     )
 
-    def __init__(self, width, sites, options):
+    def __init__(self, width: int, sites: Sequence[Site], options: TangentOptions):
         if options.rank >= width:
             raise InputError(f"rank must be below the width {width}, or nothing is projected; got {options.rank}")
         super().__init__(width, sites, options)
@@ -131,6 +137,10 @@ class TangentProjector(Stream):
     @property
     def looks_along_tokens(self) -> bool:
         return True
+
+    @classmethod
+    def variants(cls):
+        return [{"window": 3, "rank": 2, "strength": 0.7}, {"window": 4, "rank": 2, "subspace": "random"}]
 
     def equals_at_start(self):
         if self.options.strength > 0:
@@ -141,16 +151,15 @@ class TangentProjector(Stream):
         tokens = tokens or Tokens()
         x = embedding
         for site, sublayer in zip(self.sites, sublayers, strict=True):
+            assert isinstance(site, TangentSite)
             update = sublayer(each_token(lambda row, s=site: reference_norm(s.input_norm, row), x))
             update = each_token(lambda row, s=site: reference_norm(s.update_norm, row), update)
             rows = []
             for b in range(x.shape[0]):
                 for t in range(x.shape[1]):
-                    projector = reference_projector(site, x[b].detach(), t, tokens, b)
-                    inside = torch.stack(
-                        [sum(p * u for p, u in zip(row, update[b, t], strict=True)) for row in projector]
-                    )
-                    rows.append(x[b, t] + (1 - self.options.strength) * update[b, t] + self.options.strength * inside)
+                    u, strength = update[b, t], self.options.strength
+                    inside = reference_projector(site, x[b].detach(), t, tokens, b) @ u
+                    rows.append(x[b, t] + (1 - strength) * u + strength * inside)
             x = torch.stack(rows).reshape(x.shape)
         return each_token(lambda row: reference_norm(self.final_norm, row), x)
 
@@ -183,7 +192,7 @@ def past_windows(
 
 
 def reference_projector(site: TangentSite, x: Tensor, t: int, tokens: Tokens, b: int) -> Tensor:
-    """The projector of token t of row b from the states x [t d] of that row, by SVD: [d d]; the identity where it is not determined."""
+    """The projector [d d] of token t of row b, by SVD of states of that row x [t d]; the identity if not determined."""
     options, identity = site.options, torch.eye(x.shape[1], dtype=x.dtype)
     past = []
     for s in range(max(t - options.window, 0), t):
@@ -197,10 +206,8 @@ def reference_projector(site: TangentSite, x: Tensor, t: int, tokens: Tokens, b:
     else:
         states = torch.stack(past)
         _, values, directions = torch.linalg.svd(states - states.mean(0), full_matrices=False)
-        power = values.square()
-        if power[options.rank - 1] <= max(
-            (8 * torch.finfo(x.dtype).eps) ** 2 * states.square().sum(), RELATIVE_FLOOR * power[0]
-        ):
+        floor = max(8 * torch.finfo(x.dtype).eps * states.norm(), RELATIVE_FLOOR**0.5 * values[0])
+        if values[options.rank - 1] <= floor:
             return identity
         basis = directions[: options.rank].T
     return sum((torch.outer(column, column) for column in basis.T), torch.zeros_like(identity))

@@ -48,8 +48,8 @@ def local_tangent(
     size, width = window.shape[-2:]
     if not 1 <= rank < size or rank > width:
         raise InputError(
-            f"rank must be at least 1, at most the width {width} and below the window's {size} states (a centred window of w states "
-            f"spans w - 1 directions), got {rank}; lower the rank or widen the window"
+            f"rank must be at least 1, at most the width {width} and below the {size} states of the window (about their"
+            f" mean they span one direction less), got {rank}; lower the rank or widen the window"
         )
     if mask is None:
         mask = torch.ones(window.shape[:-1], dtype=torch.bool, device=window.device)

@@ -87,7 +87,8 @@ class Decoder(nn.Module):
         """Embedding [b t d] -> what the unembedding sees [b t d]."""
         sites: list[Any] = list(self.stream.sites)
         per_layer = len(self.config.layers)
-        recompute = self.gradient_checkpointing and torch.is_grad_enabled() and cache is None and trace is None
+        recorded = cache is not None or trace is not None
+        recompute = self.gradient_checkpointing and torch.is_grad_enabled() and not recorded
         state = self.stream.enter(embedding, tokens)
         carry = (state, *sites[0].read(state, tokens))
         if trace is not None:
@@ -97,12 +98,23 @@ class Decoder(nn.Module):
             here, following = sites[i * per_layer : (i + 1) * per_layer], next(iter(sites[(i + 1) * per_layer :]), None)
             if recompute:
                 carry = checkpoint(block, carry, here, following, tokens, view, use_reentrant=False)
+            elif recorded and not torch.compiler.is_compiling():  # growing shapes and lists: a compiled block would be compiled anew
+                with torch.compiler.set_stance("force_eager"):
+                    carry = block(carry, here, following, tokens, view, cache, trace)
             else:
                 carry = block(carry, here, following, tokens, view, cache, trace)
         hidden = self.stream.leave(carry[0], tokens)
         if trace is not None:
             trace.left = hidden
         return hidden
+
+    def compile_blocks(self, **options: Any) -> None:
+        """Compile every block with ``torch.compile(fullgraph=True, **options)``; blocks of one shape share one graph.
+
+        Passes with a cache or a trace run uncompiled.
+        """
+        for block in self.blocks:
+            block.compile(fullgraph=True, **options)
 
     def unembed(self, hidden: Float[Tensor, "b t d"]) -> Float[Tensor, "b t v"]:
         """What the stream left [b t d] -> logits [b t v], soft cap included."""

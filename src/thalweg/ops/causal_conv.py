@@ -14,12 +14,12 @@ def causal_conv(
     segments: Int[Tensor, "b s"] | None = None,
     contract: bool = False,
 ) -> Tensor:
-    """y[t, n] = sum over lags j of taps[k - 1 - j, n] * x[t - j, n]: the last tap weighs the present token, nothing weighs the future.
+    """y[t, n] = sum over lags j of taps[k - 1 - j, n] * x[t - j, n]: the last tap weighs the present token.
 
-    length: how many of the last tokens to return (default all); the tokens before them are their past. mask: True where a token is real;
-    others count as zero. segments: a token sees only tokens of its own segment. contract: also sum over n.
-    Shapes: x [b s m d] with m = n or 1 (one input for all channels), taps [k n d] -> [b length n d], or [b length d] with ``contract``,
-    in the wider of both dtypes. Memory for the backward pass: x and the taps, no product of theirs.
+    length: how many of the last tokens to return (default all); those before them are their past. mask: True where a
+    token is real, others count as zero. segments: a token sees only its own segment. contract: also sum over n.
+    Shapes: x [b s m d] with m = n, or m = 1 as one input for all n; taps [k n d] -> [b length n d], with ``contract``
+    [b length d]; in the wider of both dtypes. Kept for the backward pass: x and the taps, no product of theirs.
     """
     length = x.shape[1] if length is None else length
     past = x.shape[1] - length
@@ -31,12 +31,11 @@ def causal_conv(
         if first >= length and lag:
             break
         source = slice(past + first - lag, past + length - lag)
-        seen = x[:, source]
-        if segments is not None:
-            other = segments[:, past + first :] != segments[:, source]
-            seen = seen.masked_fill(other[:, :, None, None], 0)
-        term = seen * taps[-1 - lag]
+        term = x[:, source] * taps[-1 - lag]
         term = term.sum(2) if contract else term
+        if segments is not None and lag:
+            other = segments[:, past + first :] != segments[:, source]
+            term = term.masked_fill(other.reshape(*other.shape, *[1] * (term.dim() - 2)), 0)
         if first:
             term = F.pad(term, (0, 0) * (term.dim() - 2) + (first, 0))
         total = term if total is None else total + term

@@ -1,8 +1,8 @@
 """Rank-one changes of a state: the delta step, the bare write, and the reflection.
 
-Axis legend: ``n`` value channel, ``d`` width. A state X [... n d] holds one width-d vector per value channel; it is the transpose of the
-d x d_v matrix of the literature, so that ``k^T X`` is the contraction over its last axis. Every result has the dtype of its state; the
-arithmetic runs in float32 or wider, autocast or not.
+Axis legend: ``n`` value channel, ``d`` width. A state X [... n d] holds one vector of width d per value channel: the
+transpose of the d x d_v matrix of the literature, so ``k^T X`` contracts its last axis. Every result has the dtype of
+its state; the arithmetic runs in float32 or wider, autocast or not.
 """
 
 import torch
@@ -15,7 +15,7 @@ from thalweg.ops.precision import full_precision, wide
 def direction(h: Float[Tensor, "*batch d"], eps: float = 1e-5) -> Float[Tensor, "*batch d"]:
     """k = h / sqrt(|h|^2 + eps^2): a vector of norm |h| / sqrt(|h|^2 + eps^2), which is 1 for all but the smallest h.
 
-    Shapes: [... d] -> [... d] in float32 or wider. There is no further factor 1 / sqrt(d); h = 0 gives k = 0 with a finite gradient.
+    Shapes: [... d] -> [... d], float32 or wider. No further factor 1 / sqrt(d); h = 0 gives k = 0, its gradient finite.
     Source: Deep Delta Learning, arXiv 2601.00417 v3 (the direction of the rank-one update).
     """
     h = wide(h)
@@ -28,10 +28,10 @@ def delta(
     v: Float[Tensor, "*batch n"],
     beta: Float[Tensor, "*batch"],
 ) -> Float[Tensor, "*batch n d"]:
-    """X + beta k (v^T - k^T X): what X holds along k moves towards v by the share beta; all that is orthogonal to k stays.
+    """X + beta k (v^T - k^T X): what X holds along k moves towards v by the share beta; all orthogonal to k stays.
 
-    With |k| = 1 the error e = k^T X - v^T becomes (1 - beta) e: beta 0 keeps it, 1 replaces it, 2 reflects it. For fixed k, beta and v
-    the map of X has determinant 1 - beta and spectrum {1 (d - 1 times), 1 - beta} on every value channel.
+    With |k| = 1 the error e = k^T X - v^T becomes (1 - beta) e: beta 0 keeps what is there, 1 replaces, 2 reflects it.
+    For fixed k, beta and v the map of X has determinant 1 - beta and spectrum {1 (d - 1 times), 1 - beta} per channel.
     Shapes: x [... n d], k [... d], v [... n], beta [...] -> [... n d].
     Source: Deep Delta Learning, arXiv 2601.00417 v3 (delta update; with n = 1 its vector form x + beta (v - k^T x) k).
     """
@@ -58,7 +58,7 @@ def write(
 
 
 def reflect(x: Float[Tensor, "*batch n d"], k: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch n d"]:
-    """X - 2 k (k^T X) / |k|^2: every row of X reflected at the hyperplane orthogonal to k, which need not have norm 1.
+    """X - 2 k (k^T X) / |k|^2: every row of X reflected at the hyperplane orthogonal to k, of any norm.
 
     Symmetric, orthogonal and its own inverse. k = 0 names no hyperplane and gives NaN.
     Shapes: x [... n d], k [... d] -> [... n d].

@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING
 from thalweg.studies.plan import Arm, Hypothesis, Match, Plan, Scale, load
 
 if TYPE_CHECKING:
-    from thalweg.studies.lock import Lock
-    from thalweg.studies.run import Study
-    from thalweg.studies.verdict import StudyVerdict
+    from thalweg.studies.locking import Lock
+    from thalweg.studies.runner import Study
+    from thalweg.studies.judging import StudyVerdict
 
 
 def study(plan_path: str | Path, scale: str, **where) -> "Study":
-    """A plan at a scale with its records; ``where`` as in :class:`thalweg.studies.run.Study`."""
-    from thalweg.studies.run import Study
+    """A plan at a scale with its records; ``where`` as in :class:`thalweg.studies.runner.Study`."""
+    from thalweg.studies.runner import Study
 
     return Study(plan_path, scale, **where)
 
 
 def lock(study: "Study") -> "Lock":
     """Check a study and lock it. Raises: InputError if it cannot decide, or if another version is locked."""
-    from thalweg.studies import lock as locks
+    from thalweg.studies import locking as locks
     from thalweg.studies.check import check
 
     checked = check(study.plan, study.scale_name).require()
@@ -28,8 +28,8 @@ def lock(study: "Study") -> "Lock":
 
 
 def run(study: "Study", **options) -> int:
-    """Run what is missing; see :func:`thalweg.studies.run.run`."""
-    from thalweg.studies.run import run as run_study
+    """Run what is missing; see :func:`thalweg.studies.runner.run`."""
+    from thalweg.studies.runner import run as run_study
 
     return run_study(study, **options)
 
@@ -37,8 +37,8 @@ def run(study: "Study", **options) -> int:
 def verdict(study: "Study") -> "StudyVerdict":
     """Judge a study by the rule of its plan, from its lock and its records alone."""
     from thalweg.errors import InputError
-    from thalweg.studies import lock as locks
-    from thalweg.studies.verdict import judge
+    from thalweg.studies import locking as locks
+    from thalweg.studies.judging import judge
 
     try:
         void = locks.differences(study.plan, study.scale_name, study.lock_tables(), locks.read(study.path, study.scale_name))

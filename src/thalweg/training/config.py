@@ -148,8 +148,11 @@ class TrainConfig:
         width = self.resolved_width
         return self.heads if self.heads is not None else width // math.gcd(width, HEAD_SIZE if width >= 256 else HEAD_SIZE // 2)
 
-    def decoder(self, vocab_size: int) -> "DecoderConfig":
-        """The configuration of the model for a task with ``vocab_size`` tokens. Raises: InputError, UnknownNameError."""
+    def decoder(self, vocab_size: int, longest: int = 0) -> "DecoderConfig":
+        """The configuration of the model for a task with ``vocab_size`` tokens and sequences of up to ``longest``.
+
+        Raises: InputError, UnknownNameError.
+        """
         from thalweg.models.config import DecoderConfig
 
         values = {
@@ -173,8 +176,8 @@ class TrainConfig:
         for key in self.model:
             if key not in allowed:
                 raise UnknownNameError("key", f"model.{key}", [f"model.{name}" for name in allowed])
-        if "max_length" not in self.model and _default(DecoderConfig, "max_length") < self.sequence_length:
-            values["max_length"] = self.sequence_length
+        if "max_length" not in self.model:
+            values["max_length"] = max(_default(DecoderConfig, "max_length"), self.sequence_length, longest)
         return config.build(DecoderConfig, {**values, **self.model}, where="model")
 
 

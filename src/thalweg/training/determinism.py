@@ -1,10 +1,8 @@
 """Same seed, same bits: random state of its own, deterministic kernels, a fixed number of threads."""
 
 import os
-import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
@@ -67,25 +65,3 @@ def set_random_state(state: dict[str, torch.Tensor], device: torch.device) -> No
     torch.set_rng_state(state["cpu"])
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)
-
-
-def environment(device: torch.device, *, precision: str, compiled: bool, world: int, parallel: str) -> dict[str, Any]:
-    """What must be equal for a resumed run to be bitwise the uninterrupted one; call it inside :func:`reproducible`."""
-    return {
-        "torch": torch.__version__,
-        "machine": platform.machine(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "threads": torch.get_num_threads(),
-        "precision": precision,
-        "compile": compiled,
-        "world": world,
-        "parallel": parallel if world > 1 else "none",
-    }
-
-
-def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """``key: saved -> now`` for every key that differs."""
-    return [
-        f"{key}: {saved.get(key, '(absent)')} -> {now.get(key, '(absent)')}" for key in sorted({*saved, *now}) if saved.get(key) != now.get(key)
-    ]

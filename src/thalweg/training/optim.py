@@ -4,13 +4,15 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from thalweg.connections.base import GroupHint
-from thalweg.errors import InputError
+from thalweg.errors import CheckpointError, InputError
+from thalweg.training.parallel import like
 
 OptimizerKind = Literal["adamw", "muon"]
 STREAM = "stream."  # where a decoder keeps its connection
@@ -106,6 +108,19 @@ class Optimizers:
     def state_dict(self) -> dict[str, dict]:
         return {name: optimizer.state_dict() for name, optimizer in self.members.items()}
 
-    def load_state_dict(self, state: dict[str, dict]) -> None:
+    def load_state_dict(self, state: dict[str, dict], source: Path) -> None:
+        """Take over whole tensors, sharded as the parameters are. Raises: CheckpointError if they belong to other parameters."""
         for name, optimizer in self.members.items():
-            optimizer.load_state_dict(state[name])
+            saved = state.get(name, {"state": {}, "param_groups": []})
+            if _names(saved) != _names(optimizer.state_dict()):
+                raise CheckpointError(f"{source} holds the state of other {name} groups; resume with the configuration of its run")
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            states = {
+                index: {key: like(value, parameters[index]) if isinstance(value, Tensor) else value for key, value in entry.items()}
+                for index, entry in saved["state"].items()
+            }
+            optimizer.load_state_dict({"state": states, "param_groups": saved["param_groups"]})
+
+
+def _names(state: dict) -> list[list[str]]:
+    return [group["param_names"] for group in state["param_groups"]]

@@ -115,29 +115,31 @@ class Wrapped:
         """The evaluation batches of this rank. Sharded models call together, so there every rank takes all of them."""
         return batches if self.kind == "fsdp" else batches[self.ranks.rank :: self.ranks.world]
 
-    def evaluated(self, *sums: float, device: torch.device) -> list[float]:
-        """Sums over evaluation batches, over all ranks that took a share."""
-        return list(sums) if self.kind == "fsdp" else self.ranks.sum(*sums, device=device)
+    def evaluated(self, sums: dict[str, float]) -> list[dict[str, float]]:
+        """The sums of every rank that took a share of an evaluation, in the same order everywhere, so that all ranks add up alike."""
+        return self.ranks.collect(sums) if self.kind == "ddp" else [sums]
 
 
 def shard(model: nn.Module, *, bfloat16: bool = False) -> None:
     """FSDP2 for a decoder: the sites of its stream first, then its blocks, then what is left.
 
     Sites keep their parameters in float32 and whole once gathered: their ``read``, ``write`` and ``advance`` are registered because FSDP
-    acts on ``forward`` only, and they cast inside by themselves. Blocks and the rest gather in bfloat16 where asked; gradients are
-    reduced in float32 everywhere.
+    acts on ``forward`` only, and they cast inside by themselves. Blocks gather in bfloat16 where asked, which is what autocast would make
+    of their weights anyway; nothing casts the stream or a context that passes through. Gradients are reduced in float32.
     """
     stream: Stream = model.stream  # pyright: ignore[reportAssignmentType]  # a decoder's
     island = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if bfloat16 else torch.float32, reduce_dtype=torch.float32)
+    narrow = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if bfloat16 else torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
     for site in stream.sites:
         if any(True for _ in site.parameters()):
             fully_shard(site, mp_policy=island, reshard_after_forward=False)
             for verb in SITE_VERBS:
                 register_fsdp_forward_method(site, verb)
     for block in model.blocks:  # pyright: ignore[reportGeneralTypeIssues]  # a ModuleList
-        fully_shard(block, mp_policy=policy)
-    fully_shard(model, mp_policy=policy)
+        fully_shard(block, mp_policy=narrow)
+    fully_shard(model, mp_policy=island)
 
 
 def whole(tree: Any) -> Any:

@@ -108,8 +108,10 @@ def judge(
     found = [(h, _observations(h, chosen.seeds, runs)) for h in plan.hypotheses_at(scale)]
     first = {h.id: _blocked(h, seen, kind, void, edges) for h, seen in found}
     tested = {h.id: paired(_signed(h, seen), margin=h.sign() * h.margin) for h, seen in found if first[h.id] is None and len(chosen.seeds) > 1}
-    family = [h.id for h, _ in found if h.primary and h.id in tested]
-    rates = dict(zip(family, levels([tested[i].decisive_p for i in family], alpha=plan.alpha, method=plan.multiplicity), strict=True))
+    # The family is what the plan locked: a hypothesis that could not be tested still counts, with p = 1.
+    family = [h.id for h, _ in found if h.primary]
+    decisive = [tested[i].decisive_p if i in tested else 1.0 for i in family]
+    rates = dict(zip(family, levels(decisive, alpha=plan.alpha, method=plan.multiplicity), strict=True)) if family else {}
     verdicts = []
     for h, seen in found:
         status, reason = first[h.id] or ("inconclusive", "one seed decides nothing")

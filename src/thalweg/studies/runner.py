@@ -9,7 +9,7 @@ from pathlib import Path
 
 from thalweg.errors import ExitCode, InputError, ThalwegError
 from thalweg.records.run import RunFolder
-from thalweg.studies import lock as locks
+from thalweg.studies import locking as locks
 from thalweg.studies.plan import Plan, load
 from thalweg.studies.resolve import fingerprint, resolve, tables
 from thalweg.studies.store import RunRecord, Store

@@ -1,0 +1,102 @@
+"""``thalweg train``: one model, from a file and flags, or a run that goes on."""
+
+import dataclasses
+from pathlib import Path
+
+from thalweg import config
+from thalweg.cli.console import emit, say
+from thalweg.errors import ExitCode, InputError
+
+EXAMPLES = """examples:
+  thalweg train --connection mgt --depth 12 --data text:novel.txt --seed 0
+  thalweg train --resume runs/mgt-d12-s0
+
+A TOML file holds the same names (connection = "mgt"); flags win over the file. Under torchrun the same flags train on all ranks:
+  torchrun --nproc-per-node 2 -m thalweg train --depth 12"""
+
+
+def configure(parser) -> None:
+    from thalweg.training.config import TrainConfig
+
+    parser.add_argument("config", nargs="?", metavar="CONFIG.toml", help="file with any of the values below")
+    parser.add_argument("-o", "--output", metavar="RUN", help="folder of the run (runs/CONNECTION-dDEPTH-sSEED)")
+    parser.add_argument("--resume", metavar="RUN", help="go on with this run; other flags may only change what cannot change its numbers")
+    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="option of the connection; may be repeated")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan (parameters, FLOPs, memory, time) and stop")
+    parser.add_argument("--print-config", action="store_true", help="print the configuration as TOML and stop")
+    parser.add_argument("--track", action="append", default=[], metavar="TRACKER", help="tensorboard, trackio or wandb; may be repeated")
+    group = parser.add_argument_group("configuration", "values are TOML: numbers, true, strings, [lists]")
+    for field in dataclasses.fields(TrainConfig):
+        if field.name not in ("connection_options", "model"):
+            group.add_argument(f"--{field.name.replace('_', '-')}", metavar="VALUE", help=f"default {_default(field)}")
+    group.add_argument("--model", action="append", default=[], metavar="NAME=VALUE", help="further field of the decoder; may be repeated")
+
+
+def run(args) -> ExitCode:
+    if args.resume:
+        if args.config or args.output:
+            raise InputError("--resume takes the configuration and the folder from the run; drop CONFIG.toml and --output")
+        return _resume(args)
+    wanted = requested(args)
+    if args.print_config:
+        print(config.to_toml(wanted), end="")
+        return ExitCode.OK
+    folder = Path(args.output or f"runs/{wanted.connection}-d{wanted.depth}-s{wanted.seed}")
+    return _train(args, wanted, folder, resume=False)
+
+
+def requested(args, base: dict | None = None):
+    """The configuration that a file and flags ask for; flags win."""
+    from thalweg.training.config import TrainConfig, from_table
+
+    table = dict(base or {}) if base is not None else (config.read_toml(args.config) if args.config else {})
+    given = {
+        field.name: getattr(args, field.name)
+        for field in dataclasses.fields(TrainConfig)
+        if field.name not in ("connection_options", "model") and getattr(args, field.name) is not None
+    }
+    table = config.merge(table, config.parse_assignments([f"{name}={text}" for name, text in given.items()]))
+    if args.option:
+        table = config.merge(table, {"connection_options": config.parse_assignments(args.option, "--option")})
+    if args.model:
+        table = config.merge(table, {"model": config.parse_assignments(args.model, "--model")})
+    return from_table(table)
+
+
+def _resume(args) -> ExitCode:
+    from thalweg.records.run import RunFolder
+
+    folder = RunFolder.open(args.resume)
+    return _train(args, requested(args, base=folder.config), folder.path, resume=True)
+
+
+def _train(args, wanted, folder: Path, *, resume: bool) -> ExitCode:
+    from thalweg.cli.progress import listener
+    from thalweg.training import train
+    from thalweg.training.parallel import is_main
+    from thalweg.training.plan import plan_of
+
+    main = is_main()
+    if main and not resume:
+        say(str(plan_of(wanted)), quiet=args.quiet)
+    if args.dry_run:
+        if args.json:
+            emit(config.to_plain(plan_of(wanted)))
+        return ExitCode.OK
+    result = train(wanted, folder, resume=resume, on_event=listener(args.quiet or not main, args.track, folder))
+    if not main:
+        return ExitCode.OK
+    if args.json:
+        emit(config.to_plain(result))
+    else:
+        say(f"{result.status}: {folder}", quiet=args.quiet)
+    if result.status == "interrupted":
+        say(f"go on with: thalweg train --resume {folder}", quiet=args.quiet)
+        return ExitCode.INTERRUPTED
+    return ExitCode.OK
+
+
+def _default(field: dataclasses.Field) -> str:
+    if field.default is not dataclasses.MISSING:
+        return "by rule" if field.default is None else str(field.default)
+    return "empty" if field.default_factory is dataclasses.MISSING else str(field.default_factory())

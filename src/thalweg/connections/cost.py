@@ -1,0 +1,205 @@
+"""What a connection costs, measured and never declared: parameters, FLOPs, bytes kept for the backward pass."""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from thalweg import config, connections
+from thalweg.connections.base import Site, Stream
+from thalweg.errors import InputError, ThalwegError
+
+SAMPLED_LAYERS = 4  # deeper networks are extrapolated from their first layers
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of one stream, without its sublayers, and what it has over the additive one with the same norms.
+
+    parameters: each counted once. flops_per_token: of one forward pass; a multiply-add is two, an element-wise operation or a reduction
+    one per element, data movement none. activation_bytes_per_token: distinct storages that autograd keeps because of the connection,
+    parameters left out. uncounted: operations whose arithmetic has no counting rule here (a lower bound is given then).
+    extrapolated: the network is deeper than what was run.
+    """
+
+    parameters: int
+    flops_per_token: float
+    activation_bytes_per_token: float
+    extra_parameters: int
+    extra_flops_per_token: float
+    extra_activation_bytes_per_token: float
+    width: int
+    sites: int
+    length: int
+    dtype: str
+    uncounted: tuple[str, ...] = ()
+    extrapolated: bool = False
+
+
+def measure_cost(
+    connection: str | type[Stream],
+    *,
+    width: int,
+    sites: Sequence[Site],
+    options: Mapping[str, Any] | None = None,
+    length: int = 512,
+    dtype: torch.dtype = torch.float32,
+) -> Cost:
+    """Measure a connection on tensors without data (any width is quick).
+
+    ``length`` matters only to connections that look along tokens. Networks of more than four layers are extrapolated from their first
+    four by second differences: exact whenever layers cost the same, or cost that grows linearly with the layer.
+    Raises: UnknownNameError; InputError for a connection that needs real numbers to run.
+    """
+    cls = connections.registry[connection] if isinstance(connection, str) else connection
+    given = config.build(cls.Options, dict(options or {}), where=cls.__name__)
+    additive = connections.registry["additive"]
+    plain = config.build(additive.Options, {"norm": given.norm, "norm_bias": given.norm_bias})
+    own, uncounted = _of_depth(cls, width, sites, given, length, dtype)
+    base, _ = _of_depth(additive, width, sites, plain, length, dtype)
+    extra = [mine - theirs for mine, theirs in zip(own, base, strict=True)]
+    return Cost(
+        parameters=round(own[0]),
+        flops_per_token=own[1],
+        activation_bytes_per_token=own[2],
+        extra_parameters=round(extra[0]),
+        extra_flops_per_token=extra[1],
+        extra_activation_bytes_per_token=extra[2],
+        width=width,
+        sites=len(sites),
+        length=length,
+        dtype=str(dtype).removeprefix("torch."),
+        uncounted=uncounted,
+        extrapolated=len({site.layer for site in sites}) > SAMPLED_LAYERS,
+    )
+
+
+def _of_depth(
+    cls: type[Stream], width: int, sites: Sequence[Site], options: Any, length: int, dtype: torch.dtype
+) -> tuple[list[float], tuple[str, ...]]:
+    """(parameters, FLOPs per token, bytes per token) of the whole layout."""
+    layers = [tuple(group) for _, group in itertools.groupby(sites, key=lambda site: site.layer)]
+
+    def run(count: int) -> tuple[list[float], tuple[str, ...]]:
+        layout = tuple(itertools.chain.from_iterable(layers[:count]))
+        try:
+            return _run(cls, width, layout, options, length, dtype)
+        except ThalwegError:
+            raise
+        except Exception as error:
+            raise InputError(
+                f"the cost of {cls.__name__} cannot be measured on tensors without data: {type(error).__name__}: {error}; "
+                "read and write must not branch on values"
+            ) from error
+
+    if len(layers) <= SAMPLED_LAYERS:
+        return run(len(layers))
+    (two, _), (three, _), (four, uncounted) = run(2), run(3), run(4)
+    return [_extend(a, b, c, len(layers) - 4) for a, b, c in zip(two, three, four, strict=True)], uncounted
+
+
+def _extend(two: float, three: float, four: float, steps: int) -> float:
+    """The quadratic through the values at two, three and four layers, ``steps`` layers further."""
+    first, second = four - three, four - 2 * three + two
+    return four + steps * first + steps * (steps + 1) / 2 * second
+
+
+def _run(
+    cls: type[Stream], width: int, layout: tuple[Site, ...], options: Any, length: int, dtype: torch.dtype
+) -> tuple[list[float], tuple[str, ...]]:
+    with FakeTensorMode():
+        stream = cls(width, layout, options)
+        for parameter in stream.parameters():  # Module.to cannot swap fake parameters
+            parameter.data = parameter.data.to(dtype)
+        embedding = torch.empty(1, length, width, dtype=dtype, requires_grad=True)
+        kept = _Kept(list(stream.parameters()))
+        products, rest = FlopCounterMode(display=False), _ElementCounter()
+        with products, rest, torch.autograd.graph.saved_tensors_hooks(kept.pack, _unpack):
+            stream(embedding, [_opaque] * len(layout))
+        parameters = sum(parameter.numel() for parameter in stream.parameters())
+        flops = products.get_total_flops() + rest.elements
+        return [float(parameters), flops / length, kept.nbytes / length], tuple(sorted(rest.unknown))
+
+
+class _Opaque(torch.autograd.Function):
+    """A sublayer of no cost: autograd keeps nothing for it, and its output owes nothing to its input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override] - one input, one gradient
+        return gradient
+
+
+_opaque: Callable[[Tensor], Tensor] = _Opaque.apply  # type: ignore[assignment] - apply is typed Any -> Any
+
+
+class _Kept:
+    """Distinct storages that autograd keeps, except those of the parameters."""
+
+    def __init__(self, parameters: list[Tensor]):
+        self.known = {parameter.untyped_storage()._cdata for parameter in parameters}
+        self.held: list[Tensor] = []  # so that no storage is freed and its address used again
+        self.nbytes = 0
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self.known:
+            self.known.add(storage._cdata)
+            self.held.append(tensor)
+            self.nbytes += storage.nbytes()
+        return tensor
+
+
+def _unpack(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+class _ElementCounter(TorchDispatchMode):
+    """Counts the elements that element-wise operations make and reductions read; matrix products are counted elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+        self.unknown: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func._schema.name
+        if name in MOVES or name in PRODUCTS or func.is_view or name.startswith("prim::"):
+            return result
+        if torch.Tag.pointwise in func.tags:
+            self.elements += result.numel() if isinstance(result, Tensor) else 0
+        elif name in REDUCTIONS:
+            self.elements += REDUCTIONS[name] * args[0].numel()
+        else:
+            self.unknown.add(name)
+        return result
+
+
+# A conversion of dtype is data movement; elements per element read, for what is not element-wise.
+MOVES = {
+    f"aten::{name}"
+    for name in (
+        "_to_copy copy_ clone cat stack empty_like empty empty_strided new_empty zeros ones full zeros_like ones_like full_like new_zeros new_ones "
+        "new_full arange eye scalar_tensor roll flip index gather scatter index_select repeat constant_pad_nd tril triu lift_fresh _unsafe_view "
+        "slice_scatter select_scatter index_put masked_fill where unbind split detach fill_ zero_ contiguous linspace "
+        "scalar_tensor _local_scalar_dense repeat_interleave"
+    ).split()
+}
+PRODUCTS = {f"aten::{name}" for name in ("mm", "bmm", "addmm", "baddbmm", "convolution", "_convolution")}
+REDUCTIONS = {
+    f"aten::{name}": count
+    for name, count in {
+        "sum": 1, "mean": 1, "amax": 1, "amin": 1, "max": 1, "min": 1, "prod": 1, "cumsum": 1, "linalg_vector_norm": 2, "var": 3, "var_mean": 3,
+        "any": 1, "all": 1, "logsumexp": 3, "_softmax": 4, "_log_softmax": 4, "native_layer_norm": 8, "argmax": 1,
+    }.items()
+}  # fmt: skip

@@ -1,0 +1,189 @@
+"""Tokens of a source in memory-mapped files, made once and checked at every opening."""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from thalweg.data.text.source import SPLITS
+from thalweg.data.text.tokenizer import Tokenizer, from_json
+from thalweg.errors import InputError
+
+SCHEMA = 1  # raise when the same text would become other tokens
+FILES = {"train.bin", "valid.bin", "tokenizer.json", "meta.json"}
+WHOLE = 256 * 2**20  # files up to here are hashed whole, larger ones by samples
+SAMPLE = 2**20
+log = logging.getLogger("thalweg.data")
+
+
+@dataclass
+class TokenCache:
+    """Tokens of both splits, read-only and mapped, with the tokenizer that made them and the record of their making."""
+
+    folder: Path
+    tokens: dict[str, np.ndarray]
+    tokenizer: Tokenizer
+    meta: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+
+
+class BrokenCacheError(Exception):
+    """What is wrong with a cache, in a few words."""
+
+
+Build = Callable[[Path], dict[str, Any]]  # writes the files but meta.json into a folder and returns the meta of them
+
+
+def open_cache(making: dict[str, Any], build: Build, cache_dir: str | Path | None, label: str) -> TokenCache:
+    """The cache of what ``making`` describes, built when it is not there.
+
+    The folder is named by the hash of ``making``. It appears whole or not at all (built beside, then renamed); processes that want the
+    same one wait for the first. A cache that is cut short or edited is built anew, with a note; a folder that holds anything else is
+    refused. Files above 256 MiB are checked by size and by samples.
+
+    Raises: InputError where the folder cannot be written or is not ours.
+    """
+    making = {"schema": SCHEMA, **making}
+    root, chosen = cache_root(cache_dir)
+    name = f"{label}-{digest_of(making)[:20]}"
+    folder = root / "text" / name
+    notes: list[str] = []
+    try:
+        found = _check(folder, making)
+        if found is not None:
+            return found
+    except BrokenCacheError as error:
+        notes.append(_note(f"the token cache {folder} is {error}; it is made anew"))
+    try:
+        return _build_locked(folder, making, build, notes)
+    except PermissionError as error:
+        failure = error
+    except OSError as error:
+        if error.errno not in (30, 2, 20, 17):  # EROFS, ENOENT, ENOTDIR, EEXIST: the place is unfit; others (a full disk) are no matter of place
+            raise InputError(f"the token cache {folder} cannot be written: {error.strerror or error}; make room or give another cache_dir") from error
+        failure = error
+    if chosen:
+        raise InputError(
+            f"the cache folder {root} cannot be written ({failure.strerror or failure}); give another by cache_dir or THALWEG_CACHE"
+        ) from failure
+    aside = Path(tempfile.mkdtemp(prefix="thalweg-cache-"))
+    notes.append(_note(f"{root} cannot be written ({failure.strerror}); tokens are kept in {aside} this time"))
+    return _build_locked(aside / name, making, build, notes)
+
+
+def cache_root(given: str | Path | None) -> tuple[Path, bool]:
+    """The cache folder and whether somebody chose it: ``given``, else ``$THALWEG_CACHE``, else ``~/.cache/thalweg``."""
+    named = given or os.environ.get("THALWEG_CACHE")
+    try:
+        return (Path(named).expanduser(), True) if named else (Path.home() / ".cache" / "thalweg", False)
+    except RuntimeError:  # no home
+        return Path(tempfile.gettempdir()) / "thalweg", False
+
+
+def digest_of(value: Any) -> str:
+    """sha256 of a plain value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+
+def digest_of_file(path: Path) -> str:
+    """sha256 of a file; above 256 MiB of its size and 256 evenly spaced samples of 1 MiB."""
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        if size <= WHOLE:
+            while block := file.read(SAMPLE):
+                digest.update(block)
+        else:
+            for i in range(256):
+                file.seek((size - SAMPLE) * i // 255)
+                digest.update(file.read(SAMPLE))
+    return digest.hexdigest()
+
+
+def _note(text: str) -> str:
+    log.warning(text)
+    return text
+
+
+def _check(folder: Path, making: dict[str, Any]) -> TokenCache | None:
+    """The cache in ``folder``, None where there is none. Raises: BrokenCacheError for a damaged one, InputError for another thing."""
+    if not folder.exists():
+        return None
+    if not folder.is_dir() or {entry.name for entry in folder.iterdir()} - FILES:
+        raise InputError(f"{folder} stands where the token cache goes but is none; move it away")
+    try:
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        seal = meta.pop("seal")
+        if seal != digest_of(meta) or meta["making"] != making:
+            raise BrokenCacheError("not what its record says")
+        for name, wanted in meta["files"].items():
+            if (folder / name).stat().st_size != wanted["bytes"]:
+                raise BrokenCacheError(f"cut short ({name})")
+            if digest_of_file(folder / name) != wanted["digest"]:
+                raise BrokenCacheError(f"changed ({name})")
+        tokenizer = from_json((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise BrokenCacheError(f"incomplete (no {Path(error.filename).name})") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise BrokenCacheError("unreadable") from None
+    tokens = {split: np.memmap(folder / f"{split}.bin", meta["dtype"], "r") for split in SPLITS}
+    return TokenCache(folder, tokens, tokenizer, meta)
+
+
+def _build_locked(folder: Path, making: dict[str, Any], build: Build, notes: list[str]) -> TokenCache:
+    with _lock(folder):
+        try:
+            found = _check(folder, making)  # another process may have built it meanwhile
+            if found is not None:
+                found.notes += notes
+                return found
+        except BrokenCacheError:
+            shutil.rmtree(folder)
+        for left_over in folder.parent.glob(f".{folder.name}.making-*"):  # of a process that was killed: the lock is ours
+            shutil.rmtree(left_over, ignore_errors=True)
+        place = Path(tempfile.mkdtemp(prefix=f".{folder.name}.making-", dir=folder.parent))
+        try:
+            meta = {"making": making, **build(place)}
+            meta["files"] = {
+                path.name: {"bytes": path.stat().st_size, "digest": digest_of_file(path)} for path in sorted(place.iterdir())
+            }
+            text = json.dumps({**meta, "seal": digest_of(meta)}, indent=1, ensure_ascii=False)
+            with (place / "meta.json").open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            place.chmod(0o755)  # mkdtemp makes it private
+            place.rename(folder)
+        except BaseException:
+            shutil.rmtree(place, ignore_errors=True)
+            raise
+    made = _check(folder, making)
+    assert made is not None
+    made.notes += notes
+    return made
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    from filelock import FileLock, Timeout
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder.parent / f".{folder.name}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        log.info("waiting for another process that makes %s", folder)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,143 @@
+"""Text to token numbers and back: bytes, byte-level BPE, or any ``tokenizer.json``."""
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thalweg.data.text.source import lines
+from thalweg.errors import InputError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+END_OF_TEXT = "<|endoftext|>"
+BYTE_VOCAB = 257  # 256 bytes and the end of a text
+
+
+class Tokenizer(ABC):
+    """Encodes text without reading special tokens out of it; the separator of documents is put in by the caller.
+
+    digest: sha256 of what the encoding depends on. end_of_text: its number, or None where the tokenizer has none.
+    """
+
+    name: str
+    vocab_size: int
+    end_of_text: int | None
+    digest: str
+
+    @abstractmethod
+    def pieces(self, text: str) -> list[str]:
+        """Cuts ``text`` where no token crosses."""
+
+    @abstractmethod
+    def encode_pieces(self, pieces: Sequence[str]) -> list[np.ndarray]:
+        """Token numbers of each piece."""
+
+    @abstractmethod
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of token numbers; bytes that are no UTF-8 become U+FFFD, the end of a text is left out."""
+
+    @abstractmethod
+    def to_json(self) -> str:
+        """What :func:`from_json` reads back."""
+
+    def encode(self, text: str) -> list[int]:
+        """Token numbers of ``text``, the same as in the cache."""
+        return [int(i) for ids in self.encode_pieces(self.pieces(text)) for i in ids]
+
+
+class ByteTokenizer(Tokenizer):
+    """UTF-8 bytes 0..255, and 256 for the end of a text."""
+
+    name = "byte"
+    vocab_size = BYTE_VOCAB
+    end_of_text = 256
+    digest = hashlib.sha256(b"thalweg byte tokenizer 1").hexdigest()
+
+    def pieces(self, text: str) -> list[str]:
+        return lines(text)
+
+    def encode_pieces(self, pieces: Sequence[str]) -> list[np.ndarray]:
+        return [np.frombuffer(piece.encode(), np.uint8) for piece in pieces]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return bytes(i for i in ids if i < 256).decode(errors="replace")
+
+    def to_json(self) -> str:
+        return json.dumps({"thalweg": "byte"})
+
+
+class JsonTokenizer(Tokenizer):
+    """A tokenizer of the ``tokenizers`` library.
+
+    by_lines: whether it is cut by lines, as byte-level BPE of our making is; others get each document whole, because a scheme that marks
+    the start of a text would mark every line.
+    """
+
+    _END_NAMES = (END_OF_TEXT, "<|end_of_text|>", "<eos>", "</s>", "<|im_end|>", "[SEP]")
+
+    def __init__(self, text: str, name: str, *, by_lines: bool):
+        import tokenizers
+
+        self.name, self._by_lines = name, by_lines
+        self._json = text
+        try:
+            self._tokenizer: tokenizers.Tokenizer = tokenizers.Tokenizer.from_str(text)
+        except Exception as error:  # the library raises bare Exception
+            raise InputError(f"{name} is not a tokenizer.json of the tokenizers library: {error}") from None
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self._tokenizer.encode_special_tokens = True  # '<|endoftext|>' in a text is text
+        self.vocab_size = 1 + max(self._tokenizer.get_vocab().values(), default=-1)
+        self.end_of_text = next((i for i in map(self._tokenizer.token_to_id, self._END_NAMES) if i is not None), None)
+        canonical = json.dumps([json.loads(text), by_lines], sort_keys=True)
+        self.digest = hashlib.sha256(canonical.encode()).hexdigest()
+
+    def pieces(self, text: str) -> list[str]:
+        return lines(text) if self._by_lines else [text] * bool(text)
+
+    def encode_pieces(self, pieces: Sequence[str]) -> list[np.ndarray]:
+        encoded = self._tokenizer.encode_batch_fast(list(pieces), add_special_tokens=False)
+        return [np.array(e.ids, np.uint32) for e in encoded]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
+
+    def library_json(self) -> str:
+        """The ``tokenizer.json`` of the tokenizers library."""
+        return self._json
+
+    def to_json(self) -> str:
+        return json.dumps({"thalweg": "json", "name": self.name, "by_lines": self._by_lines, "tokenizer": json.loads(self._json)})
+
+
+def from_json(text: str) -> Tokenizer:
+    """A tokenizer as :meth:`Tokenizer.to_json` wrote it. Raises: InputError."""
+    saved = json.loads(text)
+    if saved.get("thalweg") == "byte":
+        return ByteTokenizer()
+    if saved.get("thalweg") == "json":
+        return JsonTokenizer(json.dumps(saved["tokenizer"], ensure_ascii=False), saved["name"], by_lines=saved["by_lines"])
+    raise InputError("this file holds no tokenizer of ours")
+
+
+def read_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer in a ``tokenizer.json`` (of the tokenizers library or of ours) or in a folder that holds one. Raises: InputError."""
+    path = Path(path).expanduser()
+    file = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(f"no tokenizer at {file}; give 'bpe', 'byte' or the path of a tokenizer.json") from None
+    except (UnicodeDecodeError, OSError) as error:
+        raise InputError(f"the tokenizer {file} cannot be read: {error}") from None
+    try:
+        ours = "thalweg" in json.loads(text)
+    except (json.JSONDecodeError, TypeError) as error:
+        raise InputError(f"the tokenizer {file} is not JSON: {error}") from None
+    return from_json(text) if ours else JsonTokenizer(text, path.name, by_lines=False)

@@ -1,0 +1,38 @@
+"""What every measure asks of its input, said once: the right shape, real numbers, all of them finite."""
+
+import torch
+from torch import Tensor
+
+from thalweg.errors import InputError, ShapeError
+
+
+def real(x: Tensor, what: str) -> Tensor:
+    """``x`` if it holds finite real numbers. Raises: InputError."""
+    if not isinstance(x, Tensor):
+        raise InputError(f"{what} must be a tensor, got {type(x).__name__}")
+    if not x.is_floating_point():
+        raise InputError(f"{what} must hold real floating-point numbers, got {x.dtype}")
+    if not torch.isfinite(x).all():
+        bad = int((~torch.isfinite(x)).sum())
+        raise InputError(f"{what} holds {bad} values of {x.numel()} that are NaN or infinite; a diverged state has no geometry")
+    return x
+
+
+def token_matrix(x: Tensor, what: str = "the states", least: int = 1) -> Tensor:
+    """``x`` [... tokens width] in float64, with at least ``least`` tokens. Raises: ShapeError, InputError."""
+    if isinstance(x, Tensor) and x.ndim < 2:
+        raise ShapeError(f"{what} must be [... tokens width], got shape {list(x.shape)}; one token is [1, width]")
+    real(x, what)
+    if x.shape[-2] < least or x.shape[-1] < 1 or x.numel() == 0:
+        raise ShapeError(f"{what} must be [... tokens width] with at least {least} tokens, got shape {list(x.shape)}")
+    return x.double()
+
+
+def same_width(a: Tensor, b: Tensor, what: str) -> None:
+    """Refuse two tensors whose shapes do not broadcast or whose last axes differ. Raises: ShapeError."""
+    if a.ndim == 0 or b.ndim == 0 or a.shape[-1] != b.shape[-1]:
+        raise ShapeError(f"{what} must share their last axis, got shapes {list(a.shape)} and {list(b.shape)}")
+    try:
+        torch.broadcast_shapes(a.shape, b.shape)
+    except RuntimeError:
+        raise ShapeError(f"{what} must have shapes that broadcast, got {list(a.shape)} and {list(b.shape)}") from None

@@ -1,0 +1,170 @@
+"""The Jacobian of a map at a point: does a site, or only its skip path, preserve signals?"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from thalweg.errors import InputError, ShapeError
+from thalweg.geometry.catalog import measure
+from thalweg.geometry.checks import real
+
+Map = Callable[[Tensor], Tensor]
+
+_ISOMETRY = "Pennington et al. 2017 (dynamical isometry), arXiv 1711.04735"
+
+
+def jacobian(
+    function: Map, point: Float[Tensor, "..."], *, limit: int = 4096, chunk: int = 64, vectorize: bool = True
+) -> Float[Tensor, "outputs inputs"]:
+    """All columns of the Jacobian of ``function`` at ``point``, exactly, by forward differentiation.
+
+    Shapes: point of any shape, flattened -> [outputs inputs], in the dtype of the point (take float64 for small singular
+    values). For the skip path of a site freeze update and gates in ``function``; for the whole block do not. ``chunk``
+    columns are made at once; ``vectorize=False`` makes them one by one, for functions that ``torch.func.vmap`` refuses.
+    Raises: InputError for NaN or more than ``limit`` inputs (use :func:`extreme_singular_values` there).
+    """
+    real(point, "the point of a Jacobian")
+    size = point.numel()
+    if not 1 <= size <= limit:
+        raise InputError(
+            f"a full Jacobian is made for 1 to {limit} inputs, got {size}; take one token or extreme_singular_values"
+        )
+    point = point.detach()
+
+    def column(direction: Tensor) -> Tensor:
+        return torch.func.jvp(function, (point,), (direction.reshape(point.shape),))[1].flatten()
+
+    directions = torch.eye(size, dtype=point.dtype, device=point.device)
+    if vectorize:
+        columns = [torch.func.vmap(column)(part) for part in directions.split(chunk)]
+        return torch.cat(columns).mT.detach()
+    return torch.stack([column(direction) for direction in directions], dim=-1).detach()
+
+
+def jacobian_singular_values(function: Map, point: Float[Tensor, "..."], **options) -> Float[Tensor, " rank"]:
+    """All singular values of the Jacobian at a point, largest first, in float64. Options and errors: :func:`jacobian`."""
+    return torch.linalg.svdvals(jacobian(function, point, **options).double())
+
+
+class Extremes(NamedTuple):
+    """Estimated extreme singular values: ``largest`` from below, ``smallest`` from above; ``steps`` taken."""
+
+    largest: float
+    smallest: float
+    steps: int
+
+
+def extreme_singular_values(
+    function: Map, point: Float[Tensor, "..."], *, steps: int = 32, generator: torch.Generator | None = None
+) -> Extremes:
+    """Extreme singular values of a Jacobian too large to write down, by Golub-Kahan-Lanczos bidiagonalisation.
+
+    Each step is one forward and one backward differentiation. The largest converges fast and is a lower bound; the smallest
+    (of the map on its inputs, 0 when it loses one) converges slowly and is an upper bound. With as many steps as inputs both
+    are exact. generator: for the start vector (default: a fixed seed).
+    Raises: InputError.
+    Source: Golub and Kahan 1965 (SIAM J. Numer. Anal. 2, 205), with full reorthogonalisation.
+    """
+    if steps < 1:
+        raise InputError(f"at least one step is needed, got {steps}")
+    point = real(point, "the point of a Jacobian").detach()
+    generator = generator or torch.Generator().manual_seed(0)
+    start = torch.randn(point.shape, dtype=torch.float64, generator=generator).to(point)
+    value, pullback = torch.func.vjp(function, point)
+
+    def push(v: Tensor) -> Tensor:
+        return torch.func.jvp(function, (point,), (v.reshape(point.shape),))[1].flatten().detach()
+
+    def pull(u: Tensor) -> Tensor:
+        return pullback(u.reshape(value.shape))[0].flatten().detach()
+
+    v = start.flatten() / start.norm()
+    right, left = [v], []
+    diagonal: list[float] = []
+    above: list[float] = []
+    tiny = torch.finfo(point.dtype).eps
+    for step in range(min(steps, point.numel())):
+        u = _orthogonal(push(right[-1]), left)
+        diagonal.append(u.norm().item())
+        if diagonal[-1] <= tiny * max(diagonal):  # this direction is lost: a singular value of 0
+            diagonal[-1] = 0.0
+            break
+        left.append(u / diagonal[-1])
+        w = _orthogonal(pull(left[-1]), right)
+        if step + 1 == min(steps, point.numel()) or w.norm().item() <= tiny * max(diagonal):
+            break  # every distinct singular value that the start vector touches is found
+        above.append(w.norm().item())
+        right.append(w / above[-1])
+    band = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
+    band += torch.diag(torch.tensor(above[: len(diagonal) - 1], dtype=torch.float64), 1)
+    values = torch.linalg.svdvals(band)
+    return Extremes(values[0].item(), values[-1].item(), len(diagonal))
+
+
+def _orthogonal(x: Tensor, basis: list[Tensor]) -> Tensor:
+    for _ in range(2):  # twice is enough (Kahan)
+        for direction in basis:
+            x = x - (x @ direction) * direction
+    return x
+
+
+def _values(values: Tensor) -> Tensor:
+    if real(values, "the singular values").ndim < 1 or values.shape[-1] == 0:
+        raise ShapeError(f"singular values must be [... rank], got shape {list(values.shape)}")
+    return values.double()
+
+
+@measure(
+    "jacobian.largest",
+    summary="largest singular value of the Jacobian: the most that a signal can grow",
+    source=_ISOMETRY,
+    takes="singular values [... rank]",
+    range=(0.0, math.inf),
+    null="1: the identity",
+)
+def largest(values: Float[Tensor, "*batch rank"]) -> Float[Tensor, "*batch"]:
+    """Largest singular value. Shapes: [... rank] -> [...]."""
+    return _values(values).amax(-1)
+
+
+@measure(
+    "jacobian.smallest",
+    summary="smallest singular value of the Jacobian: the most that a signal can shrink",
+    source=_ISOMETRY,
+    takes="singular values [... rank]",
+    range=(0.0, math.inf),
+    null="1: the identity",
+)
+def smallest(values: Float[Tensor, "*batch rank"]) -> Float[Tensor, "*batch"]:
+    """Smallest singular value. Shapes: [... rank] -> [...]."""
+    return _values(values).amin(-1)
+
+
+@measure(
+    "jacobian.mean_square",
+    summary="mean squared singular value of the Jacobian: growth of the energy of a random signal",
+    source=_ISOMETRY,
+    takes="singular values [... rank]",
+    range=(0.0, math.inf),
+    null="1: the identity",
+)
+def mean_square(values: Float[Tensor, "*batch rank"]) -> Float[Tensor, "*batch"]:
+    """||J||_F^2 / rank. Shapes: [... rank] -> [...]."""
+    return _values(values).square().mean(-1)
+
+
+@measure(
+    "jacobian.near_one",
+    summary="share of singular values of the Jacobian within 0.1 of 1",
+    source=_ISOMETRY,
+    takes="singular values [... rank]",
+    range=(0.0, 1.0),
+    null="1: the identity",
+)
+def near_one(values: Float[Tensor, "*batch rank"], tolerance: float = 0.1) -> Float[Tensor, "*batch"]:
+    """Share of singular values s with |s - 1| <= tolerance. Shapes: [... rank] -> [...]."""
+    return ((_values(values) - 1).abs() <= tolerance).double().mean(-1)

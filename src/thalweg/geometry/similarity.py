@@ -1,0 +1,134 @@
+"""How alike tokens, and states, are."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from thalweg.errors import UnknownNameError
+from thalweg.geometry.catalog import measure
+from thalweg.geometry.checks import real, same_width, token_matrix
+
+_TAKES = "states [... tokens width]"
+_DONG = "Dong et al. 2021, arXiv 2103.03404"
+
+
+@measure(
+    "token_cosine",
+    summary="mean cosine over all pairs of tokens",
+    source="Noci et al. 2022, arXiv 2206.03126",
+    takes=_TAKES,
+    range=(-1.0, 1.0),
+    direction="lower",
+    null="0: independent directions without a common mean",
+)
+def token_cosine(x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+    """Mean of cos(x_i, x_j) over all pairs i < j of the tokens of a sequence. Shapes: [... tokens width] -> [...].
+
+    A token of zeros has no direction and counts 0 in its pairs.
+    Raises: ShapeError for fewer than two tokens; InputError for NaN or infinity.
+    """
+    unit = _unit(token_matrix(x, least=2))
+    count = unit.shape[-2]
+    return (unit.sum(-2).square().sum(-1) - unit.square().sum((-2, -1))) / (count * (count - 1))
+
+
+@measure(
+    "rms",
+    summary="root of the mean square of all entries",
+    source="definition",
+    takes=_TAKES,
+    range=(0.0, float("inf")),
+    unit="stream units",
+)
+def rms(x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
+    """Root mean square over tokens and width. Shapes: [... tokens width] -> [...]. Raises: ShapeError, InputError."""
+    x = token_matrix(x)
+    peak = x.detach().abs().amax((-2, -1), keepdim=True)
+    peak = torch.where(peak > 0, peak, 1.0)
+    mean = (x / peak).square().mean((-2, -1))
+    safe = torch.where(mean > 0, mean, 1.0)
+    return torch.where(mean > 0, safe.sqrt(), 0.0) * peak.squeeze((-2, -1))
+
+
+@measure(
+    "residual_to_rank_one",
+    summary="distance of the tokens from being all equal, relative to their size",
+    source=_DONG,
+    takes=_TAKES,
+    range=(0.0, 1.0),
+    direction="higher",
+    null="sqrt(1 - 1/tokens): independent tokens without a common mean",
+)
+def residual_to_rank_one(
+    x: Float[Tensor, "*batch tokens width"],
+    relative: bool = True,
+    norm: Literal["frobenius", "composite"] = "frobenius",
+) -> Float[Tensor, "*batch"]:
+    """||x - 1 m^T|| with m the mean over tokens; over ||x|| if ``relative``. Shapes: [... tokens width] -> [...].
+
+    norm: ``frobenius`` (the mean is then the m of least distance), or Dong et al.'s ``composite`` sqrt(||.||_1 ||.||_inf) of
+    the largest absolute column sum and row sum (the mean is then near the best m, so the value is an upper bound, and the
+    relative one may exceed 1). Tokens all equal, zeros included: 0.
+    Raises: ShapeError, InputError, UnknownNameError.
+    Source: Dong et al. 2021 (arXiv 2103.03404), definition of res(X).
+    """
+    if norm not in ("frobenius", "composite"):
+        raise UnknownNameError("norm", norm, ("frobenius", "composite"))
+    x = token_matrix(x)
+    peak = x.detach().abs().amax((-2, -1), keepdim=True)
+    peak = torch.where(peak > 0, peak, 1.0)
+    y = x / peak
+    size = _frobenius if norm == "frobenius" else _composite
+    distance = size(y - y.mean(-2, keepdim=True))
+    if not relative:
+        return distance * peak.squeeze((-2, -1))
+    whole = size(y)
+    return distance / torch.where(whole > 0, whole, 1.0)
+
+
+def residual_null(tokens: int) -> float:
+    """:func:`residual_to_rank_one` of independent tokens without a common mean: sqrt(1 - 1/tokens)."""
+    return (1 - 1 / tokens) ** 0.5
+
+
+@measure(
+    "state_cosine",
+    summary="cosine between the states before and after a site, mean over tokens",
+    source="definition",
+    takes="two states [... width]",
+    range=(-1.0, 1.0),
+    null="0: independent directions",
+)
+def state_cosine(a: Float[Tensor, "*batch width"], b: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
+    """cos(a, b) on the last axis, 0 where either is zero. Shapes: [... width] twice -> [...]. Raises: ShapeError, InputError."""
+    same_width(real(a, "the first state"), real(b, "the second state"), "two states")
+    return (_unit(a.double()) * _unit(b.double())).sum(-1)
+
+
+measure(
+    "entered_cosine",
+    summary="cosine between the state and what entered the stream, mean over tokens",
+    source="definition",
+    takes="two states [... width]",
+    range=(-1.0, 1.0),
+    null="0: independent directions",
+)(state_cosine)
+
+
+def _unit(x: Tensor) -> Tensor:
+    peak = x.detach().abs().amax(-1, keepdim=True)
+    y = x / torch.where(peak > 0, peak, 1.0)
+    square = y.square().sum(-1, keepdim=True)
+    return y / torch.where(square > 0, square, 1.0).sqrt()
+
+
+def _frobenius(x: Tensor) -> Tensor:
+    square = x.square().sum((-2, -1))
+    return torch.where(square > 0, torch.where(square > 0, square, 1.0).sqrt(), 0.0)
+
+
+def _composite(x: Tensor) -> Tensor:
+    square = x.abs().sum(-2).amax(-1) * x.abs().sum(-1).amax(-1)
+    return torch.where(square > 0, torch.where(square > 0, square, 1.0).sqrt(), 0.0)

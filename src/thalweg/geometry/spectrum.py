@@ -1,0 +1,229 @@
+"""How many directions the tokens of a sequence use: measures of the singular values of a matrix [tokens width]."""
+
+from functools import lru_cache, partial
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from thalweg.errors import InputError, UnknownNameError
+from thalweg.geometry.catalog import Null, measure
+from thalweg.geometry.checks import token_matrix
+
+Method = Literal["gram", "svd"]
+
+_ROY = "Roy and Vetterli 2007 (EUSIPCO); normalised as in MGT, arXiv 2601.01014, Eq. 8"
+_TAKES = "states [... tokens width]"
+_GAUSSIAN = "Gaussian matrix of the same shape"
+
+
+def singular_values(
+    x: Float[Tensor, "*batch tokens width"], *, center: bool = False, drop_first: bool = False, method: Method = "gram"
+) -> Float[Tensor, "*batch rank"]:
+    """Singular values of each matrix [tokens width], largest first, in float64.
+
+    center: subtract the mean over tokens first. drop_first: leave the first token out (it is often an attention sink).
+    method: ``gram`` takes roots of the eigenvalues of the smaller Gram matrix and is several times faster; values below
+    sqrt(min(tokens, width) * 2.2e-16) of the largest (2.4e-7 at 256) are beyond it and become 0. ``svd`` resolves down to
+    max(tokens, width) * 2.2e-16 of the largest. Gradients pass through all values that are not 0.
+    Raises: ShapeError, InputError (NaN, infinity, unknown method).
+    """
+    values, scale = _scaled_values(x, center, drop_first, method)
+    return values * scale
+
+
+@measure(
+    "effective_rank",
+    summary="share of the available directions that the tokens use: exp of the entropy of the singular values",
+    source=_ROY,
+    takes=_TAKES,
+    range=(0.0, 1.0),
+    direction="higher",
+    null=_GAUSSIAN,
+)
+def effective_rank(
+    x: Float[Tensor, "*batch tokens width"],
+    normalize: bool = True,
+    center: bool = False,
+    drop_first: bool = False,
+    method: Method = "gram",
+) -> Float[Tensor, "*batch"]:
+    """exp(H(p)) / min(tokens, width) with p_i = s_i / sum(s) over the singular values s (not their squares), H in nats.
+
+    Shapes: x [... tokens width], one matrix per sequence -> [...]. From 1 / min(tokens, width) (one direction) to 1 (all
+    equally), or without ``normalize`` from 1 to min(tokens, width). A matrix of zeros has no direction: 0, by definition
+    here. It depends on length, width, mean and sink tokens as much as on the model: state them, and show the null beside.
+    Options, precision and errors: :func:`singular_values`.
+    Source: Roy and Vetterli 2007; MGT (arXiv 2601.01014) Eq. 8.
+    """
+    values, _ = _scaled_values(x, center, drop_first, method)
+    total = values.sum(-1, keepdim=True)
+    p = values / torch.where(total > 0, total, 1.0)
+    rank = torch.exp(_entropy(p)) * (total > 0).squeeze(-1)
+    return rank / values.shape[-1] if normalize else rank
+
+
+for _name, _options, _words in (
+    ("effective_rank.centred", {"center": True}, "effective rank after subtracting the mean over tokens"),
+    ("effective_rank.without_first", {"drop_first": True}, "effective rank without the first token"),
+):
+    measure(
+        _name,
+        summary=_words,
+        source=_ROY,
+        takes=_TAKES,
+        range=(0.0, 1.0),
+        direction="higher",
+        null=_GAUSSIAN,
+    )(partial(effective_rank, **_options))
+
+
+@measure(
+    "pooled_effective_rank",
+    summary="effective rank of the tokens of all sequences taken as one matrix; not comparable with effective_rank",
+    source=_ROY,
+    takes="states [... tokens width]",
+    range=(0.0, 1.0),
+    direction="higher",
+    null=_GAUSSIAN,
+)
+def pooled_effective_rank(
+    x: Float[Tensor, "*batch tokens width"], normalize: bool = True, center: bool = False, method: Method = "gram"
+) -> Float[Tensor, ""]:
+    """:func:`effective_rank` of the tokens of all sequences stacked into one matrix. Shapes: [... tokens width] -> scalar."""
+    return effective_rank(token_matrix(x).flatten(0, -2), normalize=normalize, center=center, method=method)
+
+
+@measure(
+    "rankme",
+    summary="RankMe: exp of the entropy of the singular values, smoothed, not normalised",
+    source="Garrido et al. 2023, arXiv 2210.02885, Eq. 1-2",
+    takes=_TAKES,
+    range=(0.0, float("inf")),
+    unit="directions",
+    direction="higher",
+    null=_GAUSSIAN,
+)
+def rankme(
+    x: Float[Tensor, "*batch tokens width"],
+    center: bool = False,
+    drop_first: bool = False,
+    epsilon: float = 1e-7,
+    method: Method = "gram",
+) -> Float[Tensor, "*batch"]:
+    """exp(-sum(p ln p)) with p_i = s_i / sum(s) + epsilon. Shapes: [... tokens width] -> [...]; zeros: 0.
+
+    Source: Garrido et al. 2023 (arXiv 2210.02885) Eq. 1-2.
+    """
+    values, _ = _scaled_values(x, center, drop_first, method)
+    total = values.sum(-1, keepdim=True)
+    p = values / torch.where(total > 0, total, 1.0) + epsilon
+    return torch.exp(_entropy(p)) * (total > 0).squeeze(-1)
+
+
+@measure(
+    "stable_rank",
+    summary="squared Frobenius norm over squared spectral norm",
+    source="Rudelson and Vershynin 2007",
+    takes=_TAKES,
+    range=(0.0, float("inf")),
+    unit="directions",
+    direction="higher",
+    null=_GAUSSIAN,
+)
+def stable_rank(
+    x: Float[Tensor, "*batch tokens width"], center: bool = False, drop_first: bool = False, method: Method = "gram"
+) -> Float[Tensor, "*batch"]:
+    """sum(s^2) / max(s)^2: between 1 and the rank; zeros: 0. Shapes: [... tokens width] -> [...]."""
+    values, _ = _scaled_values(x, center, drop_first, method)
+    return values.square().sum(-1)  # the largest is 1
+
+
+@measure(
+    "participation_ratio",
+    summary="number of principal directions that share the energy",
+    source="Gao et al. 2017 (bioRxiv 214262)",
+    takes=_TAKES,
+    range=(0.0, float("inf")),
+    unit="directions",
+    direction="higher",
+    null=_GAUSSIAN,
+)
+def participation_ratio(
+    x: Float[Tensor, "*batch tokens width"], center: bool = False, drop_first: bool = False, method: Method = "gram"
+) -> Float[Tensor, "*batch"]:
+    """sum(s^2)^2 / sum(s^4): between 1 and the rank; zeros: 0. With ``center`` it is the one of the token covariance.
+
+    Shapes: [... tokens width] -> [...].
+    """
+    energy = _scaled_values(x, center, drop_first, method)[0].square()
+    squares = energy.square().sum(-1)
+    return energy.sum(-1).square() / torch.where(squares > 0, squares, 1.0)
+
+
+_WITH_NULL = {
+    "effective_rank": effective_rank,
+    "rankme": rankme,
+    "stable_rank": stable_rank,
+    "participation_ratio": participation_ratio,
+}
+
+
+@lru_cache(maxsize=512)
+def gaussian_null(
+    tokens: int, width: int, measure: str = "effective_rank", *, center: bool = False, draws: int = 16, seed: int = 0
+) -> Null:
+    """What a measure of this file gives for a matrix of independent normal numbers: mean and sd over ``draws`` matrices.
+
+    Drawn from its own generator with a fixed seed (the global one is not touched) and remembered. For a measure without the
+    first token ask for ``tokens - 1``.
+    Raises: UnknownNameError, InputError.
+    """
+    if measure not in _WITH_NULL:
+        raise UnknownNameError("measure with a Gaussian null", measure, _WITH_NULL)
+    if draws < 2:
+        raise InputError(f"a null needs at least 2 draws to have a spread, got {draws}")
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        values = torch.stack(
+            [
+                _WITH_NULL[measure](torch.randn(tokens, width, dtype=torch.float64, generator=generator), center=center)
+                for _ in range(draws)
+            ]
+        )
+    kind = f"Gaussian [{tokens} x {width}]{', centred' if center else ''}, {draws} draws"
+    return Null(values.mean().item(), values.std().item(), kind)
+
+
+def _scaled_values(x: Tensor, center: bool, drop_first: bool, method: str) -> tuple[Tensor, Tensor]:
+    """Singular values over the largest one [... rank], noise set to 0, and the largest one [... 1]."""
+    if method not in ("gram", "svd"):
+        raise UnknownNameError("method", method, ("gram", "svd"))
+    x = token_matrix(x, least=2 if center or drop_first else 1)
+    if drop_first:
+        x = x[..., 1:, :]
+    if center:
+        x = x - x.mean(-2, keepdim=True)
+    peak = x.detach().abs().amax((-2, -1), keepdim=True)
+    y = x / torch.where(peak > 0, peak, 1.0)  # squares neither overflow nor underflow
+    resolution = torch.finfo(y.dtype).eps
+    if method == "svd":
+        values = torch.linalg.svdvals(y)
+        floor = resolution * max(y.shape[-2:])
+    else:
+        gram = y @ y.mT if y.shape[-2] <= y.shape[-1] else y.mT @ y
+        energy = torch.linalg.eigvalsh(gram).flip(-1)
+        kept = energy > resolution * min(y.shape[-2:]) * energy[..., :1]
+        values = torch.where(kept, torch.where(kept, energy, 1.0).sqrt(), 0.0)  # no infinite slope at 0
+        floor = 0.0
+    largest = values[..., :1]
+    values = values / torch.where(largest > 0, largest, 1.0)
+    values = torch.where(values > floor, values, 0.0)
+    return values, largest * peak.squeeze(-1)
+
+
+def _entropy(p: Tensor) -> Tensor:
+    """-sum(p ln p) over the last axis, with 0 ln 0 = 0 and no gradient there."""
+    safe = torch.where(p > 0, p, 1.0)
+    return -(safe * safe.log()).sum(-1)

@@ -1,0 +1,59 @@
+"""Is what it says of itself true: shapes, hints, facts, cost?"""
+
+from fnmatch import fnmatchcase
+
+import torch
+
+from thalweg.connections.base import tensors_of
+from thalweg.connections.cost import measure_cost
+from thalweg.errors import InputError
+from thalweg.testing.compare import BrokenError, finite, require
+from thalweg.testing.subjects import BATCH, DEPTH, LENGTH, WIDTH, Subject, embedding_for, sublayers_for, walk
+
+
+def shapes(subject: Subject) -> None:
+    """``read`` and ``leave`` give [b t d], ``observe`` [b t n d], gates [b t ...]; the state keeps its structure through every site."""
+    stream = subject.random()
+    embedding, sublayers = embedding_for(stream), sublayers_for(stream)
+    visits = walk(stream, embedding, sublayers)
+    entered = [leaf.shape for leaf in tensors_of(visits[0].state)]
+    require(bool(entered), "the state holds no tensor")
+    for index, (site, visit) in enumerate(zip(stream.sites, visits, strict=True)):
+        require(visit.x.shape == embedding.shape, f"read at site {index} gives {list(visit.x.shape)}, not {list(embedding.shape)}")
+        kept = [leaf.shape for leaf in tensors_of(visit.after)]
+        require(kept == entered, f"write at site {index} turns a state of {[list(s) for s in entered]} into {[list(s) for s in kept]}")
+        for name, gate in site.gates(visit.state, visit.context).items():
+            require(gate.shape[:2] == (BATCH, LENGTH), f"gate {name!r} at site {index} has shape {list(gate.shape)}, not [b t ...]")
+            require(finite(gate), f"gate {name!r} at site {index} is not finite")
+    for state in (visits[0].state, visits[-1].after):
+        seen = stream.observe(state).shape
+        fits = len(seen) == 4 and seen[:2] == (BATCH, LENGTH) and seen[3] == WIDTH
+        require(fits, f"observe gives {list(seen)}, not [b t n d] = [{BATCH} {LENGTH} n {WIDTH}]")
+        require(stream.leave(state).shape == embedding.shape, f"leave gives {list(stream.leave(state).shape)}, not [b t d]")
+
+
+def hints(subject: Subject) -> None:
+    """Every pattern of ``group_hints`` matches a parameter."""
+    stream = subject.start()
+    names = [name for name, _ in stream.named_parameters(remove_duplicate=False)]
+    for pattern in stream.group_hints():
+        require(any(fnmatchcase(name, pattern) for name in names), f"group_hints names {pattern!r}, which matches no parameter")
+
+
+def facts(subject: Subject) -> None:
+    """Source, equation and plain words are there."""
+    given = getattr(subject.connection, "facts", None)
+    require(given is not None, "the class has no facts")
+    for field in ("source", "equation", "words"):
+        require(bool(str(getattr(given, field, "")).strip()), f"facts.{field} is empty")
+
+
+def cost(subject: Subject) -> None:
+    """Parameters, FLOPs and bytes kept for the backward pass can be measured without running on real numbers."""
+    stream = subject.start()
+    try:
+        measured = measure_cost(subject.connection, width=WIDTH, sites=stream.layout, options=subject.options, length=LENGTH)
+    except InputError as error:
+        raise BrokenError(f"cost cannot be measured: {error}") from error
+    held = sum(parameter.numel() for parameter in stream.parameters())
+    require(measured.parameters == held, f"measured {measured.parameters} parameters, the stream of {DEPTH} layers holds {held}")

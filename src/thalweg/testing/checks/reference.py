@@ -1,0 +1,88 @@
+"""Is it the equation? The code against the loop-written reference, against itself, and against finite differences."""
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from thalweg.connections.base import State, tensors_of
+from thalweg.testing.compare import BrokenError, differentiate, require, require_close, require_same
+from thalweg.testing.subjects import LENGTH, Subject, embedding_for, random_state, sublayers_for, walk
+
+
+def reference(subject: Subject) -> None:
+    """Outputs, sublayer inputs and every gradient equal the loop-written reference, at random parameters in float64."""
+    stream = subject.random()
+    sublayers, embedding = sublayers_for(stream), embedding_for(stream, length=LENGTH - 1)
+    want = differentiate(stream.reference, stream, sublayers, embedding)
+    require_same(differentiate(stream, stream, sublayers, embedding), want, "the reference")
+
+
+def gradient(subject: Subject) -> None:
+    """Every gradient equals finite differences in float64 (gradcheck), at random parameters."""
+    stream = subject.random(depth=1)
+    sublayers = sublayers_for(stream)
+    embedding = embedding_for(stream, batch=1, length=3).requires_grad_()
+    names, parameters = zip(*stream.named_parameters(), strict=True) if list(stream.parameters()) else ((), ())
+
+    def run(x: Tensor, *values: Tensor) -> Tensor:
+        return torch.func.functional_call(stream, dict(zip(names, values, strict=True)), (x, list(sublayers)), tie_weights=True)
+
+    try:
+        torch.autograd.gradcheck(run, (embedding, *parameters), eps=1e-6, atol=1e-5, rtol=1e-4, fast_mode=True)
+    except RuntimeError as error:  # gradcheck's own error class is private
+        raise BrokenError(f"a gradient differs from finite differences: {str(error).splitlines()[0]}") from error
+
+
+def advance(subject: Subject) -> None:
+    """``advance`` is ``write``, then ``read`` at the next site, at every site, to the last, which reads nothing."""
+    stream = subject.random()
+    sublayers, embedding = sublayers_for(stream), embedding_for(stream)
+    plain = walk(stream, embedding, sublayers)
+    for index, visit in enumerate(plain):
+        state, x, context = stream.advance(index, visit.state, visit.update, visit.context)
+        _require_same_tree(f"state after advance at site {index}", state, visit.after)
+        if index + 1 == len(plain):
+            require(x is None and context is None, "advance at the last site returns a sublayer input or a context; both must be None")
+            continue
+        require_close(f"sublayer input from advance at site {index}", x, plain[index + 1].x)
+        _require_same_tree(f"context from advance at site {index}", context, plain[index + 1].context)
+    require_close("output of forward against write and read by hand", stream(embedding, sublayers), stream.leave(plain[-1].after))
+
+
+def purity(subject: Subject) -> None:
+    """``read`` and ``write`` change none of their arguments and keep nothing in the module between them."""
+    stream = subject.random()
+    sublayers, embedding = sublayers_for(stream), embedding_for(stream)
+    for index, (site, visit) in enumerate(zip(stream.sites, walk(stream, embedding, sublayers), strict=True)):
+        with _untouched(f"read at site {index}", visit.state):
+            site.read(visit.state)
+        with _untouched(f"write at site {index}", visit.state, visit.update, visit.context):
+            site.write(visit.state, visit.update, visit.context)
+        site.read(random_state(visit.state))  # another pass between read and write, as recomputation and pipelines have it
+        after = site.write(visit.state, visit.update, visit.context)
+        _require_same_tree(f"write at site {index} after a read of another state", after, visit.after)
+    final = walk(stream, embedding, sublayers)[-1].after
+    with _untouched("leave", final):
+        stream.leave(final)
+    with _untouched("enter", embedding):
+        stream.enter(embedding)
+
+
+class _untouched:  # noqa: N801 - reads as a verb where it is used
+    """Raises BrokenError when a tensor of ``trees`` was changed inside."""
+
+    def __init__(self, where: str, *trees: State):
+        self.where, self.tensors = where, tensors_of(trees)
+
+    def __enter__(self) -> None:
+        self.before = [(t._version, t.detach().clone()) for t in self.tensors]
+
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        if kind is None:
+            for tensor, (version, value) in zip(self.tensors, self.before, strict=True):
+                same = tensor._version == version and torch.equal(tensor.detach(), value)
+                require(same, f"{self.where} changes an argument of shape {list(tensor.shape)} in place")
+
+
+def _require_same_tree(what: str, got: State, want: State) -> None:
+    tree_map(lambda a, b: require_close(what, a, b) if isinstance(b, Tensor) else require(a == b, f"{what} differs"), got, want)

@@ -1,0 +1,86 @@
+"""Did it move? What is looked at in every run: learned maps against their start, gradients by depth, the size of the stream."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from thalweg.connections.base import Stream
+from thalweg.records.measurements import Measurement
+from thalweg.training.optim import STREAM, layer_of
+from thalweg.training.parallel import norm, whole
+
+NORM_SLOTS = ("input_norm", "update_norm", "final_norm")
+
+
+def connection_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The stream's own parameters, without the norms that every connection has."""
+    return {
+        name: p for name, p in model.named_parameters() if name.startswith(STREAM) and not any(slot in name.split(".") for slot in NORM_SLOTS)
+    }
+
+
+class Movement:
+    """The start of a connection's parameters, to tell later how far they moved. Empty for a connection that has none."""
+
+    def __init__(self, model: nn.Module):
+        self.start = {name: whole(p.detach()).clone() for name, p in connection_parameters(model).items()}
+
+    def metrics(self, model: nn.Module) -> dict[str, float]:
+        """Euclidean distance of all of them from their start, the same over the size of the start, and the gradient norm into them."""
+        if not self.start:
+            return {}
+        parameters = connection_parameters(model)
+        distance = norm(whole(p.detach()) - self.start[name] for name, p in parameters.items())
+        size = norm(self.start.values())
+        values = {"moved/connection": distance, "gradient/connection": norm(p.grad for p in parameters.values())}
+        return values | ({"moved/connection_relative": distance / size} if size else {})
+
+    def by_layer(self, model: nn.Module, step: int) -> list[Measurement]:
+        """One distance per layer, summed over its sites."""
+        layout = model.stream.layout  # pyright: ignore[reportAttributeAccessIssue]  # a decoder's stream
+        parts: dict[int, list[Tensor]] = {}
+        for name, p in connection_parameters(model).items():
+            owner = name.removeprefix(STREAM).split(".")
+            if owner[0] == "sites":
+                parts.setdefault(layout[int(owner[1])].layer, []).append(whole(p.detach()) - self.start[name])
+        return [Measurement("connection_distance", norm(x), layer=layer, step=step) for layer, x in sorted(parts.items())]
+
+
+def gradient_by_layer(model: nn.Module, step: int) -> list[Measurement]:
+    """Euclidean norm of the gradient of each layer's sublayer weights, before clipping."""
+    parts: dict[int, list[Tensor | None]] = {}
+    for name, p in model.named_parameters():
+        layer = layer_of(name)
+        if layer is not None:
+            parts.setdefault(layer, []).append(p.grad)
+    return [Measurement("gradient_norm", norm(x), layer=layer, step=step) for layer, x in sorted(parts.items())]
+
+
+@torch.no_grad()
+def stream_by_layer(model: nn.Module, run: Callable[[Any], Any], step: int) -> list[Measurement]:
+    """Root mean square of the state after each layer on one batch.
+
+    run: calls the model on that batch with the :class:`StreamTrace` that it is given.
+    """
+    from thalweg.models.trace import StreamTrace
+
+    trace, stream = StreamTrace(), model.stream
+    assert isinstance(stream, Stream)
+    with torch.compiler.set_stance("force_eager"):  # a trace is filled as a side effect, which a compiled block may drop
+        run(trace)
+    last = {record.site.layer: record.state_after for record in trace.records}
+    return [
+        Measurement("stream_rms", _rms(stream.observe(state)), layer=layer, step=step, dtype="float64") for layer, state in sorted(last.items())
+    ]
+
+
+def largest(rows: Iterable[Measurement]) -> float:
+    """The largest value; NaN if any is."""
+    values = torch.tensor([row.value for row in rows], dtype=torch.float64)
+    return float(values.max()) if len(values) else 0.0
+
+
+def _rms(state: Tensor) -> float:
+    return float(state.double().square().mean().sqrt())

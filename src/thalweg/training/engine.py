@@ -1,0 +1,157 @@
+"""The machine of a run: model, optimisers and data together, one update at a time. Writes nothing to the disk."""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thalweg.data import Task, scored_tokens
+from thalweg.errors import CheckpointError, InputError
+from thalweg.models.decoder import Decoder
+from thalweg.records.measurements import Measurement
+from thalweg.training import checkpoint, schedule
+from thalweg.training.config import TrainConfig
+from thalweg.training.determinism import derive_seed, random_state, set_random_state
+from thalweg.training.diagnostics import Movement, gradient_by_layer, stream_by_layer
+from thalweg.training.evaluation import evaluate, held_out_length
+from thalweg.training.optim import Optimizers, make_groups
+from thalweg.training.parallel import Ranks, Wrapped, clip, like, whole
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What one backward pass over a global batch came to: loss in nats per token, gradient norm before clipping, scored tokens."""
+
+    loss: float
+    norm: float
+    tokens: int
+
+
+class Engine:
+    """Builds a run's parts and moves them; call it inside :func:`thalweg.training.determinism.reproducible`.
+
+    Raises: InputError for a batch that cannot be shared by the ranks, or data that does not fit the model.
+    """
+
+    def __init__(self, config: TrainConfig, task: Task, device: torch.device, ranks: Ranks):
+        self.config, self.task, self.device, self.ranks = config, task, device, ranks
+        longest = max(held_out_length(task, split, config) for split in task.splits)
+        generator = torch.Generator().manual_seed(derive_seed(config.seed, 0))
+        self.model = Decoder(config.decoder(task.vocab_size, longest), generator=generator).to(device)
+        self.movement = Movement(self.model)
+        self.parameters = sum(p.numel() for p in self.model.parameters())
+        self.connection_parameters = sum(p.numel() for p in self.movement.start.values())
+        if config.compile:
+            self.model.compile_blocks()
+        self.wrapped = Wrapped(self.model, ranks, config.parallel, bfloat16=config.precision == "bfloat16")
+        groups = make_groups(
+            self.model.named_parameters(),
+            self.model.stream.group_hints(),
+            optimizer=config.optimizer,
+            weight_decay=config.weight_decay,
+        )
+        self.optimizers = Optimizers(self.model, groups, betas=config.betas, eps=config.eps)
+        self.sampler = task.sampler(
+            "train",
+            config.sequence_length,
+            config.batch_size // config.accumulation,
+            seed=derive_seed(config.seed, 1),
+            rank=ranks.rank,
+            world=ranks.world,
+        )
+
+    def autocast(self) -> AbstractContextManager:
+        """The region in which the model runs; coefficients of connections step out of it by themselves."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16")
+
+    def gradients(self) -> Gradients:
+        """Forward and backward over the next global batch, gradients clipped.
+
+        The loss is the mean over all scored tokens of the global batch, however they are spread over ranks and micro-batches: each
+        micro-batch is weighted by its share of them, and by the number of ranks, since gradients are averaged over ranks.
+        """
+        self.optimizers.zero_grad()
+        batches = [self.sampler.next() for _ in range(self.config.accumulation)]
+        scored = [scored_tokens(batch["labels"]) for batch in batches]
+        (total,) = self.ranks.sum(sum(scored), device=self.device)
+        if not total:
+            raise InputError(f"a batch of {self.task.name} has no scored token (all labels are -100); nothing can be learned from it")
+        nats = torch.zeros((), dtype=torch.float64, device=self.device)
+        for micro, (batch, count) in enumerate(zip(batches, scored, strict=True)):
+            with self.wrapped.backward_of(micro, len(batches) - 1):
+                with self.autocast():
+                    out = self.wrapped(batch["input_ids"].to(self.device), labels=batch["labels"].to(self.device))
+                loss = out.loss if count else out.logits.float().sum() * 0.0  # the mean over no token is NaN
+                (loss * (count * self.ranks.world / total)).backward()
+            nats += loss.detach().double() * count
+        (nats_everywhere,) = self.ranks.sum(nats.item(), device=self.device)
+        return Gradients(nats_everywhere / total, clip(self.model, self.config.clip), int(total))
+
+    def learning_rate(self, step: int) -> float:
+        """The run's learning rate for the update that completes ``step``."""
+        config = self.config
+        return config.lr * schedule.factor(
+            step, steps=config.total_steps, warmup=config.warmup_steps, kind=config.schedule, floor=config.min_lr_ratio
+        )
+
+    def update(self, step: int) -> None:
+        """Apply the gradients."""
+        self.optimizers.step(self.learning_rate(step))
+
+    def evaluate(self) -> dict[str, float]:
+        """Held-out metrics; every rank gets the same."""
+        return evaluate(self.wrapped, self.task, self.config, self.device, self.autocast)
+
+    def look(self, step: int) -> tuple[dict[str, float], list[Measurement], list[Measurement]]:
+        """Diagnostics: numbers of the whole model, rows by layer on movement and gradients, rows by layer on the stream's size."""
+        batch = self.task.eval_batches("valid", held_out_length(self.task, "valid", self.config), 1, 1)[0]
+
+        def run(trace: Any) -> None:
+            with self.autocast():
+                self.model(batch["input_ids"].to(self.device), trace=trace)
+
+        rows = [*self.movement.by_layer(self.model, step), *gradient_by_layer(self.model, step)]
+        return self.movement.metrics(self.model), rows, stream_by_layer(self.model, run, step)
+
+    # what a checkpoint holds; all ranks call these together
+
+    def weights(self) -> dict[str, Tensor]:
+        """Name -> whole tensor."""
+        return whole(checkpoint.named_weights(self.model))
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "optimizers": whole(self.optimizers.state_dict()),
+            "sampler": self.sampler.state_dict(),
+            "random": self.ranks.collect(random_state(self.device)),
+        }
+
+    def load(self, saved: checkpoint.Checkpoint, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint. Raises: CheckpointError if it does not fit."""
+        weights = saved.weights()
+        checkpoint.check_fit(weights, self.model, saved.path)
+        named = checkpoint.named_weights(self.model)
+        checkpoint.load_weights(self.model, {name: like(weights[name], target) for name, target in named.items()}, saved.path)
+        self.optimizers.load_state_dict(state["optimizers"], saved.path)
+        self.sampler.load_state_dict(state["sampler"])
+        if self.ranks.rank < len(state["random"]):  # with more ranks than before the new ones keep their seed
+            set_random_state(state["random"][self.ranks.rank], self.device)
+
+
+def load_decoder(run: str | Path, which: str | int = "best") -> tuple[Decoder, dict[str, Any]]:
+    """The model of a run and the manifest of its checkpoint.
+
+    run: a run folder; which: ``best``, ``last`` or a step. Raises: CheckpointError.
+    """
+    from thalweg import config
+    from thalweg.models.config import DecoderConfig
+
+    saved = checkpoint.read(checkpoint.find(Path(run) / "checkpoints", which))
+    if "model" not in saved.manifest:
+        raise CheckpointError(f"{saved.path} does not say what model it holds; train again with this version")
+    model = Decoder(config.build(DecoderConfig, saved.manifest["model"], where="model"))
+    checkpoint.load_weights(model, saved.weights(), saved.path)
+    return model.eval(), saved.manifest

@@ -1,0 +1,340 @@
+"""The training loop: updates, evaluations, the record, checkpoints, and every way in which a run may end."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from thalweg import config as configs
+from thalweg import data
+from thalweg.data import Task
+from thalweg.errors import CheckpointError, ThalwegError
+from thalweg.models.decoder import Decoder
+from thalweg.records import RunFolder, provenance
+from thalweg.records.measurements import Measurement
+from thalweg.training import checkpoint
+from thalweg.training.config import TrainConfig, changes
+from thalweg.training.cost import Meter
+from thalweg.training.determinism import derive_seed, pick_device, reproducible
+from thalweg.training.diagnostics import largest
+from thalweg.training.divergence import DivergenceRule
+from thalweg.training.engine import Engine, Gradients
+from thalweg.training.evaluation import unit_of
+from thalweg.training.events import Event, EventKind, Listener
+from thalweg.training.parallel import Ranks, process_group
+from thalweg.training.result import RunResult
+from thalweg.training.signals import Interrupted, StopRequests
+
+Measure = Callable[[Decoder, int], Iterable[Measurement]]
+ENDED = ("done", "diverged")
+UNITS = {"train/loss": "nats/token", "train/tokens_per_second": "tokens/s", "train/step_time": "s", "train/peak_memory": "bytes"}
+
+
+def train(
+    config: TrainConfig,
+    run: str | Path,
+    *,
+    resume: bool = False,
+    on_event: Listener | None = None,
+    stop: Callable[[], bool] | None = None,
+    measure: Measure | None = None,
+    task: Task | None = None,
+    cache_dir: str | Path | None = None,
+    arm: str = "",
+    plan_hash: str = "",
+) -> RunResult:
+    """Train a model in the new folder ``run``, or go on with the run that is there.
+
+    resume: continue after the last checkpoint (from the start if none was written yet); a run that has ended gives its recorded result.
+    Bitwise the uninterrupted run on the same kind of machine, versions, threads and ranks; whatever differs is noted in the record.
+    on_event: hears what happens (progress, trackers); on the first rank only. stop: asked after each update; True ends the run as
+    ``interrupted``. measure: gives measurements of the model at a step, every ``measure_every`` steps and at the end. task: the data, loaded
+    already (default: what the configuration names, with its cache in ``cache_dir``). arm, plan_hash: written into the record.
+    Divergence is a result, not an error.
+    Raises: InputError for what cannot be trained; CheckpointError for a checkpoint that is damaged, foreign or of another configuration,
+    or cannot be written; Interrupted after SIGINT or SIGTERM, once the step is finished and saved (a second signal acts at once).
+    """
+    device = pick_device(config.device)
+    with (
+        process_group(device) as ranks,
+        reproducible(derive_seed(config.seed, 2) + ranks.rank, device, config.threads),
+        StopRequests() as requests,
+    ):
+        if resume:
+            folder = ranks.first_does(lambda: RunFolder.open(run))
+            if folder.status in ENDED:
+                return RunResult(**folder.result)
+            _same_config(folder.config, config, folder.path)
+        if task is None:
+            ranks.first_does(lambda: _load(config, cache_dir) and None)  # fills the cache before the other ranks read it
+            task = _load(config, cache_dir)
+        engine = Engine(config, task, device, ranks)
+        if not resume:
+            table = configs.to_plain(config)
+            where = {"arm": arm, "plan_hash": plan_hash, "seed": config.seed, "device": str(device)}
+            folder = ranks.first_does(lambda: RunFolder.create(run, table, **where))
+        loop = _Loop(engine, folder, requests, stop, measure, on_event)
+        return loop.run(resume)
+
+
+def _load(config: TrainConfig, cache_dir: str | Path | None) -> Task:
+    return data.load(config.data, tokenizer=config.tokenizer, vocab_size=config.vocab_size, cache_dir=cache_dir)
+
+
+def _same_config(saved: Mapping[str, Any], now: TrainConfig, where: Path) -> None:
+    different = changes(saved, now)
+    if different:
+        raise CheckpointError(
+            f"{where} was started with another configuration ({'; '.join(different)}); resume with the same one, or choose a new folder"
+        )
+
+
+class _Loop:
+    """One run from its first update, or from a checkpoint, to its end."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        folder: RunFolder,
+        requests: StopRequests,
+        stop: Callable[[], bool] | None,
+        measure: Measure | None,
+        on_event: Listener | None,
+    ):
+        self.engine, self.folder, self.requests, self.stop, self.measure = engine, folder, requests, stop, measure
+        self.config, self.ranks = engine.config, engine.ranks
+        self.on_event = on_event if self.ranks.first else None
+        self.steps = self.config.total_steps
+        self.rule = DivergenceRule(self.config)
+        self.meter = Meter(engine.device)
+        self.environment = _environment(self.config, str(engine.device), self.ranks)
+        self.step = 0
+        self.saved_step: int | None = None
+        self.best_loss: float | None = None
+        self.best_step: int | None = None
+        self.train_loss: float | None = None
+        self.evaluation: dict[str, float] = {}
+
+    def run(self, resume: bool) -> RunResult:
+        try:
+            if resume:
+                self.resume()
+            else:
+                self.note_all(self.engine.task.notes)
+            self.tell("start", text=f"{self.engine.parameters:,} parameters on {self.engine.device}, {self.ranks.world} process(es)")
+            if self.step == 0:
+                self.evaluate()
+                self.save()
+            return self.updates()
+        except Interrupted:
+            raise
+        except KeyboardInterrupt:  # the second one: at once, without saving
+            self.finish("interrupted", "stopped at once; the last checkpoint stands")
+            raise
+        except Exception as error:
+            if self.ranks.first:
+                with suppress(ThalwegError):  # on a full disk the record stays as it was; the first error is the one to show
+                    self.folder.finish("failed", {"reason": str(error), "step": self.step})
+            raise
+
+    def updates(self) -> RunResult:
+        while self.step < self.steps:
+            began = time.perf_counter()
+            gradients = self.engine.gradients()
+            reason = self.rule.check_update(gradients.loss, gradients.norm)
+            due = (self.step + 1) % self.config.eval_every == 0 or self.step + 1 == self.steps
+            look = self.engine.look(self.step + 1) if due and not reason else None
+            if reason is None:
+                self.engine.update(self.step + 1)
+            self.step += 1
+            self.train_loss = gradients.loss
+            self.meter.add(time.perf_counter() - began, self.config.tokens_per_step)
+            self.log_update(gradients, force=due or reason is not None)
+            if reason is None and look is not None:
+                reason = self.log_look(*look)
+            if reason is not None:
+                return self.finish("diverged", reason)
+            if due:
+                self.evaluate()
+            self.take_measures()
+            asked = self.asked_to_stop()
+            if self.save_due() or asked:
+                self.save()
+            if asked and self.step < self.steps:
+                return self.interrupt(asked)
+        return self.finish("done")
+
+    # what is recorded
+
+    def log(self, values: Mapping[str, float]) -> None:
+        if self.ranks.first:
+            for name, value in values.items():
+                self.folder.log(self.step, name, value, UNITS.get(name) or unit_of(name))
+
+    def log_update(self, gradients: Gradients, force: bool) -> None:
+        if not force and self.step > 1 and self.step % self.config.log_every:
+            return
+        values = {
+            "train/loss": gradients.loss,
+            "gradient/norm": gradients.norm,
+            "train/learning_rate": self.engine.learning_rate(self.step),
+            "train/tokens_per_second": self.meter.tokens_per_second,
+            "train/peak_memory": float(self.meter.peak_memory),
+        }
+        self.log(values)
+        self.tell("step", values)
+
+    def log_look(self, values: dict[str, float], rows: list[Measurement], stream: list[Measurement]) -> str | None:
+        """Record the diagnostics; the reason if the stream has grown past the bound."""
+        self.log(values)
+        self.add_measures([*rows, *stream])
+        self.tell("step", values)
+        return self.rule.check_stream(largest(stream))
+
+    def evaluate(self) -> None:
+        self.evaluation = self.engine.evaluate()
+        loss = self.evaluation["val/loss"]
+        if self.best_loss is None or loss < self.best_loss:
+            self.best_loss, self.best_step = loss, self.step
+        self.log(self.evaluation)
+        self.tell("evaluation", self.evaluation)
+
+    def take_measures(self) -> None:
+        every = self.config.measure_every
+        due = self.step == self.steps or (every is not None and self.step % every == 0)
+        if self.measure is not None and due and (self.ranks.first or self.engine.wrapped.kind == "fsdp"):
+            self.add_measures(self.measure(self.engine.model, self.step))
+
+    def add_measures(self, rows: Iterable[Measurement]) -> None:
+        rows = list(rows)
+        if self.ranks.first:
+            self.folder.add_measures(rows)
+
+    def note_all(self, texts: Iterable[str]) -> None:
+        for text in texts:
+            if self.ranks.first:
+                self.folder.note(text)
+            self.tell("note", text=text)
+
+    def tell(self, kind: EventKind, values: Mapping[str, float] | None = None, text: str = "") -> None:
+        if self.on_event is not None:
+            self.on_event(Event(kind, self.step, self.steps, values or {}, text))
+
+    # checkpoints
+
+    def save_due(self) -> bool:
+        every = self.config.save_every or self.config.eval_every
+        return self.step % every == 0 or self.step == self.steps or self.best_step == self.step
+
+    def save(self) -> None:
+        weights = self.engine.weights()
+        state = {
+            **self.engine.state(),
+            "rule": self.rule.state_dict(),
+            "meter": self.meter.state_dict(),
+            "best": [self.best_loss, self.best_step],
+            "train_loss": self.train_loss,
+            "evaluation": self.evaluation,
+        }
+        manifest = {
+            "config": configs.to_plain(self.config),
+            "model": configs.to_plain(self.engine.model.config),
+            "data": self.engine.task.describe(),
+            "best_step": self.best_step,
+            "environment": self.environment,
+        }
+        path = self.ranks.first_does(
+            lambda: checkpoint.save(self.folder.checkpoints, self.step, weights=weights, state=state, manifest=manifest)
+        )
+        self.saved_step = self.step
+        self.tell("checkpoint", text=str(path))
+
+    def resume(self) -> None:
+        """Take up the last checkpoint and cut the record back to its step."""
+        folder = self.folder.checkpoints
+        if not checkpoint.list_steps(folder):
+            if self.ranks.first:
+                self.folder.restart()
+                self.folder.truncate_after(-1)
+            return
+        saved = checkpoint.read(checkpoint.find(folder, "last"))
+        _same_config(saved.manifest["config"], self.config, saved.path)
+        _same_data(saved.manifest["data"], self.engine.task.describe(), saved.path)
+        state = saved.state()
+        self.engine.load(saved, state)
+        self.rule.load_state_dict(state["rule"])
+        self.meter.load_state_dict(state["meter"])
+        self.best_loss, self.best_step = state["best"]
+        self.train_loss, self.evaluation = state["train_loss"], state["evaluation"]
+        self.step = self.saved_step = saved.step
+        if self.ranks.first:
+            self.folder.restart()
+            self.folder.truncate_after(self.step)
+        different = _differences(saved.manifest["environment"], self.environment)
+        if different:
+            self.note_all([f"resumed at step {self.step}: not bitwise because {'; '.join(different)}"])
+
+    # ends
+
+    def asked_to_stop(self) -> str:
+        mine = self.requests.asked or ("the caller asked" if self.stop is not None and self.stop() else "")
+        if not self.ranks.any(bool(mine), device=self.engine.device):
+            return ""
+        return mine or "another rank was asked"
+
+    def interrupt(self, asked: str) -> RunResult:
+        result = self.finish("interrupted", asked)
+        if asked == "the caller asked":
+            return result
+        raise Interrupted(f"interrupted ({asked}) after step {self.step} of {self.steps}; saved, resume with the same command and --resume")
+
+    def finish(self, status: str, reason: str = "") -> RunResult:
+        result = RunResult(
+            status,
+            self.step,
+            self.steps,
+            train_loss=self.train_loss,
+            final_loss=self.evaluation.get("val/loss") if status == "done" else None,
+            best_loss=self.best_loss,
+            best_step=self.best_step,
+            evaluation=self.evaluation,
+            nulls=self.engine.task.nulls(),
+            cost=self.cost(),
+            data=self.engine.task.describe(),
+            reason=reason,
+        )
+        if self.ranks.first:
+            self.folder.finish(status, result.to_plain())
+        self.tell("end", text=f"{status}: {reason}" if reason else status)
+        return result
+
+    def cost(self) -> dict[str, float]:
+        return {
+            "parameters": self.engine.parameters,
+            "connection_parameters": self.engine.connection_parameters,
+            "tokens": self.meter.tokens,
+            "seconds": self.meter.seconds,
+            "tokens_per_second": self.meter.tokens_per_second,
+            "peak_memory": self.meter.peak_memory,
+        }
+
+
+def _environment(config: TrainConfig, device: str, ranks: Ranks) -> dict[str, Any]:
+    """Provenance, with what of the configuration may change at a resumption and change its bits."""
+    mode = {"compile": config.compile, "parallel": config.parallel if ranks.world > 1 else "none"}
+    return {**provenance.collect(device), "ranks": ranks.world, "mode": mode}
+
+
+def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    different = provenance.bitwise_differences(dict(saved), dict(now))
+    before, after = saved.get("mode", {}), now["mode"]
+    return different + [f"{key} {before.get(key)} -> {after[key]}" for key in after if before.get(key) != after[key]]
+
+
+def _same_data(saved: Mapping[str, Any], now: Mapping[str, Any], where: Path) -> None:
+    if saved.get("fingerprint") != now["fingerprint"]:
+        raise CheckpointError(
+            f"{where} was trained on {saved.get('name')} ({str(saved.get('fingerprint'))[:12]}), the data is now {now['name']} "
+            f"({now['fingerprint'][:12]}); resume with the data of its start"
+        )

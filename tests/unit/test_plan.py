@@ -1,0 +1,127 @@
+"""Plan files: strict reading, identity, power check, locks."""
+
+import copy
+import tomllib
+from importlib import resources
+
+import pytest
+
+from thalweg.errors import InputError, UnknownNameError
+from thalweg.studies import locking as locks
+from thalweg.studies.check import check
+from thalweg.studies.library import find, shipped_folder
+from thalweg.studies.plan import digest, load, parse
+
+
+@pytest.fixture
+def table():
+    return tomllib.loads((resources.files("thalweg.studies") / "template.toml").read_text(encoding="utf-8"))
+
+
+def changed(table, path, value):
+    """A deep copy of ``table`` with the value at the dotted ``path`` replaced."""
+    new = copy.deepcopy(table)
+    *heads, last = path.split(".")
+    place = new
+    for key in heads:
+        place = place[int(key)] if isinstance(place, list) else place[key]
+    place[last] = value
+    return new
+
+
+def test_template_is_a_plan_that_can_be_locked(table):
+    assert check(parse(table), "small").problems == ()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        ("schema", 2, "schema must be 1"),
+        ("alpha", 1.5, "alpha must lie between"),
+        ("arms.mgt.conection", "mgt", "Did you mean 'arms.mgt.connection'"),
+        ("hypotheses.0.contrast", {"mtg": 1}, "Did you mean 'mgt'"),
+        ("hypotheses.0.direction", "lower", "unknown value for hypotheses[0].direction"),
+        ("hypotheses.0.sd", float("inf"), "must be a finite number"),
+        ("hypotheses.0.contrast", {}, "empty contrast"),
+        ("arms.additive_matched.match", {"parameters": "mgt", "flops": "mgt"}, "exactly one"),
+        ("arms.additive_matched.match", {"parameters": "additive_matched"}, "matched itself"),
+        ("scale.small.seeds", [0, 0, 1], "must be different"),
+        ("scale.small.tuning_seed", 0, "is one of the seeds"),
+        ("scale.small.kind", "serious", "unknown value for scale.small.kind"),
+        ("scale.small.seeds", "five", "must be"),
+        ("hypotheses", [], "at least one entry"),
+    ],
+)
+def test_wrong_plans(table, path, value, says):
+    with pytest.raises(InputError, match=says.replace("[", r"\[").replace("]", r"\]")):
+        parse(changed(table, path, value))
+
+
+def test_hash_sees_values_and_nothing_else(table, tmp_path):
+    text = (resources.files("thalweg.studies") / "template.toml").read_text(encoding="utf-8")
+    (tmp_path / "a.toml").write_text(text)
+    (tmp_path / "b.toml").write_text("# another comment\n" + text.replace("alpha = 0.05", "alpha   =  0.05"))
+    assert load(tmp_path / "a.toml").hash() == load(tmp_path / "b.toml").hash()
+    assert parse(changed(table, "hypotheses.0.margin", -0.03)).hash() != parse(table).hash()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        ("scale.small.seeds", [0, 1, 2], "at least 5 seeds"),
+        ("hypotheses.0.sd", 0.2, "simulated power"),
+        ("scale.small.learning_rates", [], "one grid"),
+        ("scale.small.learning_rates", [1e-3, 2e-3], "at least 3"),
+        ("hypotheses.0.primary", False, "needs a primary hypothesis"),
+    ],
+)
+def test_confirmatory_plans_that_cannot_decide_are_refused(table, path, value, says):
+    with pytest.raises(InputError, match=says):
+        check(parse(changed(table, path, value)), "small").require()
+
+
+def test_two_primary_hypotheses_need_a_correction(table):
+    second = {**table["hypotheses"][0], "id": "H2"}
+    plan = parse({**table, "hypotheses": [*table["hypotheses"], second], "multiplicity": "none"})
+    assert any("need a correction" in problem for problem in check(plan, "small").problems)
+
+
+def test_lock_is_never_replaced(table, tmp_path):
+    path = tmp_path / "p.toml"
+    path.write_text((resources.files("thalweg.studies") / "template.toml").read_text(encoding="utf-8"))
+    arms = {"mgt": {"width": 8}}
+    first = locks.write(path, "small", arms, {"H1": 0.9})
+    assert locks.write(path, "small", arms, {"H1": 0.9}) == first == locks.read(path, "small")
+    assert locks.differences(load(path), "small", arms, first) == []
+    assert "resolves mgt differently" in locks.differences(load(path), "small", {"mgt": {"width": 9}}, first)[0]
+    with pytest.raises(InputError, match="give the changed plan a new name"):
+        locks.write(path, "small", {"mgt": {"width": 9}}, {})
+    path.write_text(path.read_text().replace("margin = -0.02", "margin = -0.01"))
+    assert locks.differences(load(path), "small", arms, first) == ["the plan was edited after it was locked"]
+
+
+def test_no_lock_says_what_to_do(tmp_path):
+    with pytest.raises(InputError, match="thalweg study lock"):
+        locks.read(tmp_path / "p.toml", "small")
+
+
+def test_find_by_name_and_by_path(tmp_path):
+    assert find("demo") == shipped_folder() / "demo.toml"
+    with pytest.raises(UnknownNameError, match="Did you mean 'demo'"):
+        find("demmo")
+    with pytest.raises(InputError, match="no such plan"):
+        find(tmp_path / "x.toml")
+
+
+@pytest.mark.parametrize("path", sorted(shipped_folder().glob("*.toml")), ids=lambda p: p.stem)
+def test_shipped_plans_parse(path):
+    plan = load(path)
+    assert plan.name == path.stem
+    for name in plan.scale:
+        assert plan.hypotheses_at(name)
+        assert check(plan, name, simulations=2000).problems == ()
+
+
+def test_digest_refuses_nan():
+    with pytest.raises(ValueError, match="JSON compliant"):
+        digest({"x": float("nan")})
