@@ -2,10 +2,12 @@
 
 import copy
 import fnmatch
+import itertools
 import math
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from thalweg import connections
 from thalweg.connections import Site
@@ -308,11 +310,19 @@ def test_coefficients_stay_in_float32(options, half):
     torch.testing.assert_close(context.beta.double(), expected, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("options", STATES)
-def test_compiles_as_one_graph(options):
-    stream = scrambled(make(depth=1, **options))
-    compiled = torch.compile(stream, fullgraph=True, backend="aot_eager")
-    for length in (LENGTH, 4, 1):
-        x = embedding()[:, :length]
-        expected = stream(x, [torch.tanh] * 2)
-        torch.testing.assert_close(compiled(x, [torch.tanh] * 2), expected, atol=1e-12, rtol=0)
+def test_one_compiled_graph_serves_every_site():
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    stream = scrambled(make(depth=3, value_channels=3, expand="convolution"))
+
+    @torch.compile(fullgraph=True, backend=counter)
+    def block(site, following, state, x, context):
+        return site.advance(following, state, torch.tanh(x), context)
+
+    state = stream.enter(embedding())
+    x, context = stream.sites[0].read(state)
+    for site, following in itertools.pairwise(stream.sites):
+        expected = site.advance(following, state, torch.tanh(x), context)
+        state, x, context = block(site, following, state, x, context)
+        torch.testing.assert_close((state, x), expected[:2], atol=1e-12, rtol=0)
+    assert counter.frame_count == 1

@@ -22,8 +22,8 @@ def configure(parser) -> None:
 
 def run(args) -> ExitCode:
     from thalweg import studies
+    from thalweg.cli.report_command import of_study
     from thalweg.cli.study_command import as_plain
-    from thalweg.reports import write_study_report
     from thalweg.studies import library
 
     began = time.monotonic()
@@ -38,7 +38,7 @@ def run(args) -> ExitCode:
     say(f"demo: {arms} connections x {seeds} seeds on Jane Austen's novels, plan locked in {plan}", quiet=args.quiet)
     studies.run(study, jobs=args.jobs, say=lambda line: say(f"  {line}", quiet=args.quiet))
     judged = studies.verdict(study)
-    path = write_study_report(study, judged, folder / "report.html")
+    path = of_study(study, folder / "report.html")
     seconds = time.monotonic() - began
     if args.json:
         emit({"report": str(path), "seconds": round(seconds, 1), **as_plain(judged)})

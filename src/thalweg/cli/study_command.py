@@ -51,7 +51,7 @@ def _new(args) -> ExitCode:
 def _check(args) -> ExitCode:
     from thalweg.studies.check import check
 
-    study = _study(args)
+    study = open_study(args)
     found = check(study.plan, study.scale_name)
     if args.json:
         emit(config.to_plain(found))
@@ -80,7 +80,7 @@ def _lock(args) -> ExitCode:
     from thalweg import studies
     from thalweg.studies.locking import path_of
 
-    study = _study(args)
+    study = open_study(args)
     lock = studies.lock(study)
     if args.json:
         emit({"path": str(path_of(study.path, study.scale_name)), **lock.__dict__})
@@ -93,7 +93,7 @@ def _run(args) -> ExitCode:
     from thalweg import studies
     from thalweg.cli.progress import listener
 
-    study = _study(args)
+    study = open_study(args)
     done = studies.run(
         study, jobs=args.jobs, limit=args.limit, say=lambda line: say(line, quiet=args.quiet), on_event=listener(args.quiet)
     )
@@ -106,7 +106,7 @@ def _run(args) -> ExitCode:
 
 
 def _status(args) -> ExitCode:
-    study = _study(args)
+    study = open_study(args)
     missing = study.missing()
     finished, wanted = study.progress()
     found = {
@@ -129,7 +129,7 @@ def _status(args) -> ExitCode:
 def _verdict(args) -> ExitCode:
     from thalweg import studies
 
-    judged = studies.verdict(_study(args))
+    judged = studies.verdict(open_study(args))
     if args.json:
         emit(as_plain(judged))
     else:
@@ -165,7 +165,8 @@ def as_plain(judged) -> dict[str, Any]:
     }
 
 
-def _study(args):
+def open_study(args):
+    """The study that PLAN, --scale, --records and --workspace name."""
     from thalweg.studies import library
     from thalweg.studies.plan import load
     from thalweg.studies.runner import Study
@@ -174,4 +175,4 @@ def _study(args):
     plan = load(path)
     scale = args.scale or (next(iter(plan.scale)) if len(plan.scale) == 1 else "smoke")
     plan.at(scale)
-    return Study(path, scale, records=args.records, workspace=args.workspace)
+    return Study(path, scale, records=args.records, workspace=getattr(args, "workspace", "runs/studies"))

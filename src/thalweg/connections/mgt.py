@@ -246,9 +246,10 @@ class MGT(Stream):
         for site in self.sites if options.alpha_per != "sublayer" else ():
             assert isinstance(site, MGTSite)
             owner = f"layer{site.site.layer}" if options.alpha_per == "layer" else "network"
-            if owner not in self.alphas:
-                self.alphas[owner] = Alpha(options, site.site.total)
-            site.share(self.alphas[owner])
+            alpha = self.alphas[owner] if owner in self.alphas else Alpha(options, site.site.total)
+            assert isinstance(alpha, Alpha)
+            self.alphas[owner] = alpha
+            site.share(alpha)
 
     def group_hints(self):
         vectors = ("alpha.value", "beta_bias", "beta_scale", "gate_logit", "gate_norm.weight", "gate_norm.bias")
@@ -265,16 +266,19 @@ class MGT(Stream):
             {"form": "delta_rank1", "preset": "identity", "alpha_per": "network"},
             {"preset": "residual", "gate_open": True, "gate_input": "norm", "beta_scale_learned": True},
             {"gate": "fixed_random", "alpha_kind": "positive", "alpha_per": "layer"},
-            {"preset": "identity", "write_only": True},
         ]
 
     def equals_at_start(self):
         options, start = self.options, self.options.start
-        beta = options.beta_scale * math.tanh(start.beta_bias) + start.beta_shift
-        writes_one = start.beta_std == 0 and abs(beta - 1) < 1e-12 and options.alpha_start(len(self.sites)) == 0
-        if (options.delta and not writes_one) or (options.gated and not options.gate_open):
+        slots = {f.name: getattr(options, f.name) for f in fields(ConnectionOptions)}
+        beta = options.beta_scale * math.tanh(start.beta_bias) + start.beta_shift if options.delta else 1.0
+        if options.delta and start.beta_std != 0:
             return None
-        return Equivalence("additive", {f.name: getattr(options, f.name) for f in fields(ConnectionOptions)})
+        if options.delta and beta == 0:
+            return Equivalence("rezero", slots)  # both are the identity
+        keeps = options.alpha_start(self.layout[0].total) == 0
+        opens = options.gate_open or not options.gated
+        return Equivalence("additive", slots) if keeps and opens and abs(beta - 1) < 1e-12 else None
 
     def reference(self, embedding, sublayers, tokens=None):
         x = embedding

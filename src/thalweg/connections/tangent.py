@@ -100,7 +100,7 @@ class TangentProjector(Stream):
     SiteModule = TangentSite
     options: TangentOptions
     facts = Facts(
-        source="ours: a test of the tangent claim of Su and You 2026, arXiv 2601.01014, which estimates no tangent space",
+        source="ours: tests the tangent claim of Su and You 2026, arXiv 2601.01014, which estimates no tangent space",
         equation=(
             "u = F(norm(x))\n"
             "P_t = B B^T, B [d rank] the top principal directions of x_{t-window} .. x_{t-1} about their mean\n"
