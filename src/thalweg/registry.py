@@ -5,11 +5,12 @@ import pkgutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from thalweg.errors import InputError, UnknownNameError
 
 T = TypeVar("T")
+C = TypeVar("C")  # what a decorator takes and gives back unchanged
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,14 @@ class Registry(Generic[T]):
         self._aliases: dict[str, str] = {}
         self._discovered = False
 
-    def register(self, name: str, *, summary: str, source: str, aliases: tuple[str, ...] = ()) -> Callable[[T], T]:
+    def register(self, name: str, *, summary: str, source: str, aliases: tuple[str, ...] = ()) -> Callable[[C], C]:
         """Decorator that stores a value under ``name``."""
 
-        def add(value: T) -> T:
+        def add(value: C) -> C:
             for key in (name, *aliases):
                 if key in self._entries or key in self._aliases:
                     raise InputError(f"{self.kind} {key!r} is registered already; choose another name")
-            self._entries[name] = Entry(name, value, summary, source, aliases)
+            self._entries[name] = Entry(name, cast(T, value), summary, source, aliases)
             self._aliases.update(dict.fromkeys(aliases, name))
             return value
 

@@ -1,4 +1,4 @@
-"""Deep Delta Learning against its loop-written reference: outputs and all gradients in float64, every combination of options."""
+"""Deep Delta Learning against its loops: outputs and all gradients in float64, every combination of options."""
 
 import itertools
 

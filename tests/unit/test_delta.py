@@ -310,6 +310,7 @@ def test_coefficients_stay_in_float32(options, half):
     torch.testing.assert_close(context.beta.double(), expected, atol=1e-6, rtol=0)
 
 
+@torch.no_grad()
 def test_one_compiled_graph_serves_every_site():
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")

@@ -1,4 +1,4 @@
-"""Deep Delta Learning along the token axis: cached decoding, padding, segments, causality; and the convolution under it."""
+"""Deep Delta Learning along the token axis: decoding, padding, segments, causality; and its convolution."""
 
 import pytest
 import torch

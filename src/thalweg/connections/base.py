@@ -9,12 +9,13 @@ streams is ``mix[to, from]``.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from thalweg.errors import InputError
 from thalweg.ops.norms import Norm
@@ -170,6 +171,10 @@ class ConnectionOptions:
         """A norm of this configuration, or the identity where the slot is not used."""
         return Norm(width, self.norm if used else "none", eps=self.norm_eps, bias=self.norm_bias)
 
+    def slots(self) -> dict[str, Any]:
+        """The options that every connection has, to name the same norms of another one."""
+        return {f.name: getattr(self, f.name) for f in fields(ConnectionOptions)}
+
 
 class StreamSite(nn.Module):
     """What happens to the state at one sublayer. ``read`` and ``write`` never change their arguments in place."""
@@ -217,13 +222,14 @@ class StreamSite(nn.Module):
 class Stream(nn.Module):
     """What happens to the state once per network, and the sites. Subclass it, once per connection.
 
-    A subclass sets ``Options`` (a dataclass extending :class:`ConnectionOptions`), ``Site`` (its :class:`StreamSite`) and ``facts``; it
+    A subclass sets ``Options`` (a dataclass extending :class:`ConnectionOptions`), ``SiteModule`` (its :class:`StreamSite`) and ``facts``; it
     overrides the verbs that differ from the plain residual stream, and writes :meth:`reference` in loops.
     """
 
     Options: ClassVar[type[ConnectionOptions]] = ConnectionOptions
     SiteModule: ClassVar[type[StreamSite]] = StreamSite
     facts: ClassVar[Facts]
+    sites: Any  # ModuleList of StreamSite; nn.ModuleList forgets the type of its members
 
     def __init__(self, width: int, sites: Sequence[Site], options: ConnectionOptions):
         super().__init__()
@@ -332,4 +338,4 @@ def each_token(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
 
 def tensors_of(state: State) -> Iterable[Tensor]:
     """Every tensor of a pytree, in order."""
-    return [leaf for leaf in torch.utils._pytree.tree_leaves(state) if isinstance(leaf, Tensor)]
+    return [leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)]

@@ -61,47 +61,67 @@ def measure_cost(
     given = config.build(cls.Options, dict(options or {}), where=cls.__name__)
     additive = connections.registry["additive"]
     plain = config.build(additive.Options, {"norm": given.norm, "norm_bias": given.norm_bias})
-    own, uncounted = _of_depth(cls, width, sites, given, length, dtype)
-    base, _ = _of_depth(additive, width, sites, plain, length, dtype)
-    extra = [mine - theirs for mine, theirs in zip(own, base, strict=True)]
+    own = measure(lambda some: cls(width, some, given), sites, width=width, length=length, dtype=dtype)
+    base = measure(lambda some: additive(width, some, plain), sites, width=width, length=length, dtype=dtype)
     return Cost(
-        parameters=round(own[0]),
-        flops_per_token=own[1],
-        activation_bytes_per_token=own[2],
-        extra_parameters=round(extra[0]),
-        extra_flops_per_token=extra[1],
-        extra_activation_bytes_per_token=extra[2],
+        parameters=own.parameters,
+        flops_per_token=own.flops_per_token,
+        activation_bytes_per_token=own.bytes_per_token,
+        extra_parameters=own.parameters - base.parameters,
+        extra_flops_per_token=own.flops_per_token - base.flops_per_token,
+        extra_activation_bytes_per_token=own.bytes_per_token - base.bytes_per_token,
         width=width,
         sites=len(sites),
         length=length,
         dtype=str(dtype).removeprefix("torch."),
-        uncounted=uncounted,
+        uncounted=own.uncounted,
         extrapolated=len({site.layer for site in sites}) > SAMPLED_LAYERS,
     )
 
 
-def _of_depth(
-    cls: type[Stream], width: int, sites: Sequence[Site], options: Any, length: int, dtype: torch.dtype
-) -> tuple[list[float], tuple[str, ...]]:
-    """(parameters, FLOPs per token, bytes per token) of the whole layout."""
+@dataclass(frozen=True)
+class Reading:
+    """Parameters, forward FLOPs and kept bytes of one stream; see :class:`Cost`."""
+
+    parameters: int
+    flops_per_token: float
+    bytes_per_token: float
+    uncounted: tuple[str, ...] = ()
+
+
+def measure(
+    build: Callable[[Sequence[Site]], Stream],
+    sites: Sequence[Site],
+    *,
+    width: int,
+    length: int,
+    dtype: torch.dtype = torch.float32,
+) -> Reading:
+    """What :func:`measure_cost` measures, of any stream: ``build`` makes it for the sites of the first few layers."""
     layers = [tuple(group) for _, group in itertools.groupby(sites, key=lambda site: site.layer)]
 
-    def run(count: int) -> tuple[list[float], tuple[str, ...]]:
+    def run(count: int) -> Reading:
         layout = tuple(itertools.chain.from_iterable(layers[:count]))
         try:
-            return _run(cls, width, layout, options, length, dtype)
+            return _run(build, layout, width, length, dtype)
         except ThalwegError:
             raise
         except Exception as error:
             raise InputError(
-                f"the cost of {cls.__name__} cannot be measured on tensors without data: {type(error).__name__}: {error}; "
+                f"cost cannot be measured on tensors without data: {type(error).__name__}: {str(error).splitlines()[0]}; "
                 "read and write must not branch on values"
             ) from error
 
     if len(layers) <= SAMPLED_LAYERS:
         return run(len(layers))
-    (two, _), (three, _), (four, uncounted) = run(2), run(3), run(4)
-    return [_extend(a, b, c, len(layers) - 4) for a, b, c in zip(two, three, four, strict=True)], uncounted
+    two, three, four = (run(count) for count in (SAMPLED_LAYERS - 2, SAMPLED_LAYERS - 1, SAMPLED_LAYERS))
+    steps = len(layers) - SAMPLED_LAYERS
+    return Reading(
+        round(_extend(two.parameters, three.parameters, four.parameters, steps)),
+        _extend(two.flops_per_token, three.flops_per_token, four.flops_per_token, steps),
+        _extend(two.bytes_per_token, three.bytes_per_token, four.bytes_per_token, steps),
+        four.uncounted,
+    )
 
 
 def _extend(two: float, three: float, four: float, steps: int) -> float:
@@ -111,20 +131,20 @@ def _extend(two: float, three: float, four: float, steps: int) -> float:
 
 
 def _run(
-    cls: type[Stream], width: int, layout: tuple[Site, ...], options: Any, length: int, dtype: torch.dtype
-) -> tuple[list[float], tuple[str, ...]]:
+    build: Callable[[Sequence[Site]], Stream], layout: Sequence[Site], width: int, length: int, dtype: torch.dtype
+) -> Reading:
     with FakeTensorMode():
-        stream = cls(width, layout, options)
+        stream = build(layout)
         for parameter in stream.parameters():  # Module.to cannot swap fake parameters
             parameter.data = parameter.data.to(dtype)
         embedding = torch.empty(1, length, width, dtype=dtype, requires_grad=True)
         kept = _Kept(list(stream.parameters()))
         products, rest = FlopCounterMode(display=False), _ElementCounter()
-        with products, rest, torch.autograd.graph.saved_tensors_hooks(kept.pack, _unpack):
+        with products, rest, torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda tensor: tensor):
             stream(embedding, [_opaque] * len(layout))
         parameters = sum(parameter.numel() for parameter in stream.parameters())
         flops = products.get_total_flops() + rest.elements
-        return [float(parameters), flops / length, kept.nbytes / length], tuple(sorted(rest.unknown))
+    return Reading(parameters, flops / length, kept.nbytes / length, tuple(sorted(rest.unknown)))
 
 
 class _Opaque(torch.autograd.Function):
@@ -157,10 +177,6 @@ class _Kept:
             self.held.append(tensor)
             self.nbytes += storage.nbytes()
         return tensor
-
-
-def _unpack(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 class _ElementCounter(TorchDispatchMode):

@@ -104,7 +104,7 @@ class LayerScale(Stream):
     def equals_at_start(self):
         if self.options.init != 1.0:
             return None
-        slots = {f.name: getattr(self.options, f.name) for f in dataclasses.fields(ConnectionOptions)}
+        slots = self.options.slots()
         return Equivalence("additive", slots)
 
     @classmethod

@@ -58,7 +58,7 @@ class LayerNormScaling(Stream):
     def equals_at_start(self):
         if any(site.layer > 0 for site in self.layout):
             return None
-        slots = {f.name: getattr(self.options, f.name) for f in dataclasses.fields(ConnectionOptions)}
+        slots = self.options.slots()
         return Equivalence("additive", slots)
 
     def reference(self, embedding, sublayers, tokens=None):

@@ -97,7 +97,8 @@ class ReZero(Stream):
         constraint="skip Jacobian is the identity",
         chosen=(
             "initial weights: the model's own distribution, without a factor for depth",
-            "no final norm; no weight decay on alpha; its learning rate is the run's times lr_mul (1)",
+            "no final norm, so the embedding alone sets the size of the first logits: small embeddings start slowly",
+            "no weight decay on alpha; its learning rate is the run's times lr_mul (1)",
         ),
         bibtex="@inproceedings{bachlechner2021rezero, title={ReZero Is All You Need: Fast Convergence at Large Depth}, "
         "author={Bachlechner, Thomas and Majumder, Bodhisattwa Prasad and Mao, Henry and Cottrell, Garrison and "
@@ -125,7 +126,7 @@ class ReZero(Stream):
     def equals_at_start(self):
         if self.options.init != 1.0:  # at 0 it is the identity, which is no connection of its own
             return None
-        slots = {f.name: getattr(self.options, f.name) for f in dataclasses.fields(ConnectionOptions)}
+        slots = self.options.slots()
         return Equivalence("additive", slots)
 
     @classmethod

@@ -59,7 +59,7 @@ class SubLN(Stream):
         return Requirements(gain=weight_gain(site), init="xavier", inner_norm=True)
 
     def equals_at_start(self):
-        slots = {f.name: getattr(self.options, f.name) for f in dataclasses.fields(ConnectionOptions)}
+        slots = self.options.slots()
         return Equivalence("additive", slots)
 
     def reference(self, embedding, sublayers, tokens=None):

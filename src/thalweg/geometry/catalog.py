@@ -1,16 +1,19 @@
 """The catalogue of measures: what each one is, takes, ranges over and reads where there is nothing to find."""
 
-from collections.abc import Callable, Iterator
+import importlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from thalweg.registry import Entry, Registry
+from thalweg.registry import Registry
 
 F = TypeVar("F", bound=Callable[..., Any])
+Direction = Literal["higher", "lower", "neither"]
 
 
 class Null(NamedTuple):
-    """What a measure gives where there is nothing to find: its mean, the spread of one draw, and how it was obtained."""
+    """What a measure gives where there is nothing to find: mean, spread of one draw, how it was obtained."""
 
     value: float
     sd: float
@@ -19,14 +22,27 @@ class Null(NamedTuple):
 
 @dataclass(frozen=True)
 class Measure:
-    """One measure. ``takes``: its arguments with shapes. ``direction``: which way is healthier, if any. ``null``: in words."""
+    """One measure, as ``thalweg list`` and ``show`` print it.
 
-    function: Callable[..., Any]
+    function: its dotted name; options: the arguments that make this variant of it; takes: what it is given, with
+    shapes; direction: which way is healthier, if any; range: None where it is open; null: in words.
+    """
+
+    name: str
+    summary: str
+    function: str
+    options: Mapping[str, Any]
     takes: str
     unit: str
-    direction: Literal["higher", "lower", "neither"]
-    range: tuple[float, float]
+    direction: Direction
+    range: tuple[float | None, float | None]
     null: str
+    source: str
+
+    def resolve(self) -> Callable[..., Any]:
+        """The function itself, with the options of this variant."""
+        module, _, name = self.function.rpartition(".")
+        return partial(getattr(importlib.import_module(module), name), **self.options)
 
 
 registry: Registry[Measure] = Registry("measure", package="thalweg.geometry", group="thalweg.measures")
@@ -38,15 +54,18 @@ def measure(
     summary: str,
     source: str,
     takes: str,
-    range: tuple[float, float],
+    range: tuple[float | None, float | None],
     unit: str = "",
-    direction: Literal["higher", "lower", "neither"] = "neither",
+    direction: Direction = "neither",
     null: str = "none",
+    options: Mapping[str, Any] | None = None,
 ) -> Callable[[F], F]:
-    """Decorator that puts a function into the catalogue under ``name`` and leaves it as it is."""
+    """Decorator that enters a function of a module into the catalogue under ``name`` and leaves it as it is."""
 
     def add(function: F) -> F:
-        registry.register(name, summary=summary, source=source)(Measure(function, takes, unit, direction, range, null))
+        dotted = f"{function.__module__}.{function.__qualname__}"
+        entry = Measure(name, summary, dotted, dict(options or {}), takes, unit, direction, range, null, source)
+        registry.register(name, summary=summary, source=source)(entry)
         return function
 
     return add
@@ -57,11 +76,11 @@ def names() -> list[str]:
     return registry.names()
 
 
-def entries() -> Iterator[Entry[Measure]]:
-    """Every measure with its summary and source."""
-    return registry.entries()
+def entries() -> Iterator[Measure]:
+    """Every measure, by name."""
+    return (entry.value for entry in registry.entries())
 
 
-def get(name: str) -> Measure:
+def entry(name: str) -> Measure:
     """The measure called ``name``. Raises: UnknownNameError."""
     return registry[name]

@@ -14,7 +14,9 @@ def real(x: Tensor, what: str) -> Tensor:
         raise InputError(f"{what} must hold real floating-point numbers, got {x.dtype}")
     if not torch.isfinite(x).all():
         bad = int((~torch.isfinite(x)).sum())
-        raise InputError(f"{what} holds {bad} values of {x.numel()} that are NaN or infinite; a diverged state has no geometry")
+        raise InputError(
+            f"{what} holds {bad} values of {x.numel()} that are NaN or infinite; a diverged state has no geometry"
+        )
     return x
 
 

@@ -1,20 +1,22 @@
-"""What gates do: how strongly a site writes, whether it erases, reflects or amplifies, and where along depth that turns."""
+"""What gates do: how strongly a site writes, what it erases or amplifies, where along depth that turns."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thalweg.errors import InputError, ShapeError
+from thalweg.errors import InputError, ShapeError, UnknownNameError
 from thalweg.geometry.catalog import measure
 from thalweg.geometry.checks import real
 
 THRESHOLD = 0.1  # half width of a class round its exact value, and the distance of "closed" and "open" from 0 and 1
 
 _MGT = "MGT, arXiv 2601.01014, experiment on the distribution of beta"
+_TRANSITION = "ours: a definition fixed beforehand for the phase transition that MGT (arXiv 2601.01014) expects"
 Statistic = Callable[[Tensor, float], Tensor]  # values [items count], threshold -> [items]
 
 
@@ -38,7 +40,7 @@ def _log_abs(x: Tensor, _: float) -> Tensor:
 
 
 # name of the gate -> statistic -> (function, what it is, range)
-STATISTICS: dict[str, dict[str, tuple[Statistic, str, tuple[float, float]]]] = {
+STATISTICS: dict[str, dict[str, tuple[Statistic, str, tuple[float | None, float | None]]]] = {
     "gate": {
         "mean": (_mean, "mean of the gate on the update", (0.0, 1.0)),
         "sd": (_sd, "spread of the gate over tokens and channels", (0.0, 0.5)),
@@ -46,14 +48,14 @@ STATISTICS: dict[str, dict[str, tuple[Statistic, str, tuple[float, float]]]] = {
         "open": (_share(lambda x, t: x > 1 - t), "share of gate values near 1", (0.0, 1.0)),
     },
     "beta": {
-        "mean": (_mean, "mean write strength", (-math.inf, math.inf)),
-        "sd": (_sd, "spread of the write strength over tokens and channels", (0.0, math.inf)),
+        "mean": (_mean, "mean write strength", (None, None)),
+        "sd": (_sd, "spread of the write strength over tokens and channels", (0.0, None)),
         "below_zero": (_share(lambda x, _: x < 0), "share of write strengths below 0", (0.0, 1.0)),
     },
     "erase": {
-        "mean": (_mean, "mean erase factor (alpha * beta)", (-math.inf, math.inf)),
-        "sd": (_sd, "spread of the erase factor over tokens and channels", (0.0, math.inf)),
-        "log_abs": (_log_abs, "mean ln|alpha * beta| where it is not 0", (-math.inf, math.inf)),
+        "mean": (_mean, "mean erase factor (alpha * beta)", (None, None)),
+        "sd": (_sd, "spread of the erase factor over tokens and channels", (0.0, None)),
+        "log_abs": (_log_abs, "mean ln|alpha * beta| where it is not 0", (None, None)),
         "identity": (_share(lambda x, t: x.abs() <= t), "share of erase factors near 0: old state kept", (0.0, 1.0)),
         "partial": (_share(lambda x, t: (x > t) & (x < 1 - t)), "share between 0 and 1: old state shrunk", (0.0, 1.0)),
         "erase": (_share(lambda x, t: (x - 1).abs() <= t), "share near 1: old state erased", (0.0, 1.0)),
@@ -70,9 +72,9 @@ STATISTICS: dict[str, dict[str, tuple[Statistic, str, tuple[float, float]]]] = {
         ),
     },
 }
-_OTHER: dict[str, tuple[Statistic, str, tuple[float, float]]] = {
-    "mean": (_mean, "mean", (-math.inf, math.inf)),
-    "sd": (_sd, "spread over tokens and channels", (0.0, math.inf)),
+_OTHER: dict[str, tuple[Statistic, str, tuple[float | None, float | None]]] = {
+    "mean": (_mean, "mean", (None, None)),
+    "sd": (_sd, "spread over tokens and channels", (0.0, None)),
 }
 
 
@@ -81,10 +83,10 @@ def gate_statistics(
 ) -> dict[str, Float[Tensor, "..."]]:
     """Statistics of named gate values: ``beta.mean``, ``beta.below_zero``, ``erase.reflect`` and so on, in float64.
 
-    gates: name -> values, of any shape; the first ``keep`` axes are kept, the others reduced. ``gate`` lies in [0, 1] and
-    multiplies the update; ``beta`` is the write strength; ``erase`` is the factor e by which the old state is removed
-    (state * (1 - e)): with the threshold h, identity |e| <= h, erase |e - 1| <= h, reflect |e - 2| <= h, amplify e < -h or
-    e > 2 + h, partial and flip between them; the six shares sum to 1. Other names get mean and sd.
+    gates: name -> values, of any shape; the first ``keep`` axes are kept, the others reduced. ``gate`` lies in [0, 1]
+    and multiplies the update; ``beta`` is the write strength; ``erase`` is the factor e by which the old state is
+    removed (state * (1 - e)): with the threshold h, identity |e| <= h, erase |e - 1| <= h, reflect |e - 2| <= h,
+    amplify e < -h or e > 2 + h, partial and flip between them; the six shares sum to 1. Other names get mean and sd.
     Raises: InputError for NaN, or a threshold outside (0, 0.5).
     """
     if not 0 < threshold < 0.5:
@@ -100,15 +102,24 @@ def gate_statistics(
     return found
 
 
+def gate_statistic(values: Float[Tensor, "..."], *, gate: str, statistic: str, threshold: float = THRESHOLD) -> Tensor:
+    """One statistic of :func:`gate_statistics` for the values of one gate. Raises: UnknownNameError, InputError."""
+    found = gate_statistics({gate: values}, threshold=threshold)
+    if f"{gate}.{statistic}" not in found:
+        raise UnknownNameError("statistic of a gate", f"{gate}.{statistic}", found)
+    return found[f"{gate}.{statistic}"]
+
+
 for _gate, _statistics in STATISTICS.items():
-    for _statistic, (_function, _words, _range) in _statistics.items():
+    for _statistic, (_, _words, _range) in _statistics.items():
         measure(
             f"{_gate}.{_statistic}",
             summary=_words,
-            source=_MGT if _gate != "gate" else "definition",
-            takes=f"gate values named {_gate!r}, any shape",
+            source="definition" if _gate == "gate" else _MGT,
+            takes=f"values of the gate {_gate!r}, any shape",
             range=_range,
-        )(_function)
+            options={"gate": _gate, "statistic": _statistic},
+        )(gate_statistic)
 
 
 class SignTransition(NamedTuple):
@@ -121,19 +132,27 @@ class SignTransition(NamedTuple):
 
 @measure(
     "beta.transition",
-    summary="site where the mean write strength changes sign, and how sharply the share below 0 turns there",
-    source="ours: a definition fixed beforehand for the phase transition that MGT (arXiv 2601.01014) expects",
+    summary="first place along depth where the mean write strength changes sign",
+    source=_TRANSITION,
     takes="mean by site, share below zero by site, values behind each share",
-    range=(-math.inf, math.inf),
-    null="sharpness 0: the same share at every depth",
+    range=(0.0, None),
+    unit="sites",
+)
+@measure(
+    "beta.sharpness",
+    summary="slope, over the whole depth, of a logistic curve through the shares of write strengths below 0",
+    source=_TRANSITION,
+    takes="mean by site, share below zero by site, values behind each share",
+    range=(None, None),
+    null="0: the same share at every depth",
 )
 def sign_transition(means: Sequence[float], below_zero: Sequence[float], count: int) -> SignTransition:
     """Where and how sharply a gate changes sign along depth.
 
-    means, below_zero: by site, first to last; count: values behind each share. ``depth`` is the first place, in sites and
-    linear between them, where the mean crosses 0. A logistic curve through the shares gives ``midpoint`` (in sites; infinite
-    when flat) and ``sharpness`` (its slope over the whole depth, scaled to 1), by least squares on the empirical logits
-    ln((k + 1/2) / (count - k + 1/2)), which stay finite at shares of 0 and 1.
+    means, below_zero: by site, first to last; count: values behind each share. ``depth`` is the first place, in sites
+    and linear between them, where the mean crosses 0. A logistic curve through the shares gives ``midpoint`` (in
+    sites; infinite when flat) and ``sharpness`` (its slope over the whole depth, scaled to 1), by least squares on
+    the empirical logits ln((k + 1/2) / (count - k + 1/2)), which stay finite at shares of 0 and 1.
     Raises: InputError for fewer than two sites, other lengths, or a share outside [0, 1].
     """
     if len(means) != len(below_zero) or len(means) < 2:
@@ -141,7 +160,7 @@ def sign_transition(means: Sequence[float], below_zero: Sequence[float], count: 
     if count < 1 or not all(0 <= share <= 1 for share in below_zero):
         raise InputError(f"shares must lie in [0, 1] and count be positive, got {list(below_zero)} and {count}")
     depth = None
-    for site, (a, b) in enumerate(zip(means, means[1:], strict=False)):
+    for site, (a, b) in enumerate(pairwise(means)):
         if a == 0 or a * b < 0:
             depth = site + a / (a - b) if a != b else float(site)
             break

@@ -1,6 +1,5 @@
 """Gradients along depth: does the loss still reach the early states?"""
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -16,7 +15,7 @@ from thalweg.geometry.catalog import measure
     summary="norm of the gradient of the loss in the state, by depth",
     source="Xiong et al. 2020, arXiv 2002.04745",
     takes="gradients by site, first to last, any shape",
-    range=(0.0, math.inf),
+    range=(0.0, None),
     unit="nats per stream unit",
 )
 def gradient_norms(gradients: Sequence[Tensor | None]) -> Float[Tensor, " sites"]:
@@ -48,12 +47,15 @@ def state_gradient_norms(loss: Float[Tensor, ""], states: Sequence[Tensor]) -> F
     summary="growth of the gradient norm per site from first to last; 0: preserved, positive: early states starve",
     source="ours",
     takes="gradient norms [sites], first to last",
-    range=(-math.inf, math.inf),
+    range=(None, None),
     unit="nats per site",
     null="0: the same norm at every depth",
 )
 def depth_slope(norms: Float[Tensor, " sites"]) -> float:
-    """Least-squares slope of ln(norm) over the index of the site. Raises: InputError unless two norms or more are positive."""
+    """Least-squares slope of ln(norm) over the index of the site.
+
+    Raises: InputError unless two norms or more are positive.
+    """
     norms = torch.as_tensor(norms).double()
     used = torch.isfinite(norms) & (norms > 0)
     if norms.ndim != 1 or int(used.sum()) < 2:

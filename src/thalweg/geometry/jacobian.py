@@ -1,6 +1,5 @@
 """The Jacobian of a map at a point: does a site, or only its skip path, preserve signals?"""
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -22,9 +21,10 @@ def jacobian(
 ) -> Float[Tensor, "outputs inputs"]:
     """All columns of the Jacobian of ``function`` at ``point``, exactly, by forward differentiation.
 
-    Shapes: point of any shape, flattened -> [outputs inputs], in the dtype of the point (take float64 for small singular
-    values). For the skip path of a site freeze update and gates in ``function``; for the whole block do not. ``chunk``
-    columns are made at once; ``vectorize=False`` makes them one by one, for functions that ``torch.func.vmap`` refuses.
+    Shapes: point of any shape, flattened -> [outputs inputs], in the dtype of the point (take float64 for small
+    singular values). For the skip path of a site freeze update and gates in ``function``; for the whole block do not.
+    ``chunk`` columns are made at once; ``vectorize=False`` makes them one by one, for functions that
+    ``torch.func.vmap`` refuses.
     Raises: InputError for NaN or more than ``limit`` inputs (use :func:`extreme_singular_values` there).
     """
     real(point, "the point of a Jacobian")
@@ -46,7 +46,7 @@ def jacobian(
 
 
 def jacobian_singular_values(function: Map, point: Float[Tensor, "..."], **options) -> Float[Tensor, " rank"]:
-    """All singular values of the Jacobian at a point, largest first, in float64. Options and errors: :func:`jacobian`."""
+    """All singular values of the Jacobian at a point, largest first. Options and errors: :func:`jacobian`."""
     return torch.linalg.svdvals(jacobian(function, point, **options).double())
 
 
@@ -63,9 +63,9 @@ def extreme_singular_values(
 ) -> Extremes:
     """Extreme singular values of a Jacobian too large to write down, by Golub-Kahan-Lanczos bidiagonalisation.
 
-    Each step is one forward and one backward differentiation. The largest converges fast and is a lower bound; the smallest
-    (of the map on its inputs, 0 when it loses one) converges slowly and is an upper bound. With as many steps as inputs both
-    are exact. generator: for the start vector (default: a fixed seed).
+    Each step is one forward and one backward differentiation. The largest converges fast and is a lower bound; the
+    smallest (of the map on its inputs, 0 when it loses one) converges slowly and is an upper bound. With as many
+    steps as inputs both are exact. generator: for the start vector (default: a fixed seed).
     Raises: InputError.
     Source: Golub and Kahan 1965 (SIAM J. Numer. Anal. 2, 205), with full reorthogonalisation.
     """
@@ -74,7 +74,7 @@ def extreme_singular_values(
     point = real(point, "the point of a Jacobian").detach()
     generator = generator or torch.Generator().manual_seed(0)
     start = torch.randn(point.shape, dtype=torch.float64, generator=generator).to(point)
-    value, pullback = torch.func.vjp(function, point)
+    value, pullback = torch.func.vjp(function, point)[:2]
 
     def push(v: Tensor) -> Tensor:
         return torch.func.jvp(function, (point,), (v.reshape(point.shape),))[1].flatten().detach()
@@ -123,7 +123,7 @@ def _values(values: Tensor) -> Tensor:
     summary="largest singular value of the Jacobian: the most that a signal can grow",
     source=_ISOMETRY,
     takes="singular values [... rank]",
-    range=(0.0, math.inf),
+    range=(0.0, None),
     null="1: the identity",
 )
 def largest(values: Float[Tensor, "*batch rank"]) -> Float[Tensor, "*batch"]:
@@ -136,7 +136,7 @@ def largest(values: Float[Tensor, "*batch rank"]) -> Float[Tensor, "*batch"]:
     summary="smallest singular value of the Jacobian: the most that a signal can shrink",
     source=_ISOMETRY,
     takes="singular values [... rank]",
-    range=(0.0, math.inf),
+    range=(0.0, None),
     null="1: the identity",
 )
 def smallest(values: Float[Tensor, "*batch rank"]) -> Float[Tensor, "*batch"]:
@@ -149,7 +149,7 @@ def smallest(values: Float[Tensor, "*batch rank"]) -> Float[Tensor, "*batch"]:
     summary="mean squared singular value of the Jacobian: growth of the energy of a random signal",
     source=_ISOMETRY,
     takes="singular values [... rank]",
-    range=(0.0, math.inf),
+    range=(0.0, None),
     null="1: the identity",
 )
 def mean_square(values: Float[Tensor, "*batch rank"]) -> Float[Tensor, "*batch"]:

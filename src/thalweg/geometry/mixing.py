@@ -22,21 +22,21 @@ class Gain(NamedTuple):
 
 @measure(
     "amax_gain",
-    summary="largest absolute row sum (forward) and column sum (backward) of a stream-mixing matrix or a product of them",
-    source="mHC, arXiv 2512.24880, section on the Amax gain magnitude",
+    summary="largest absolute row sum (forward) and column sum (backward) of a stream-mixing matrix or a product",
+    source="mHC, arXiv 2512.24880",
     takes="mix [... to from]",
-    range=(0.0, float("inf")),
+    range=(0.0, None),
     direction="lower",
     null="1 and 1: any doubly stochastic matrix",
 )
 def amax_gain(mix: Float[Tensor, "*batch to from"]) -> Gain:
     """Largest |sum over ``from``| of any row, and largest |sum over ``to``| of any column.
 
-    Shapes: mix [... to from], moving stream ``from`` to stream ``to`` -> forward [...], backward [...]. It is the absolute value
-    of the sum, not the sum of absolute values; the two agree for matrices without negative entries. The source averages
-    over the tokens of a sequence: average what comes back.
+    Shapes: mix [... to from], moving stream ``from`` to stream ``to`` -> forward [...], backward [...]. It is the
+    absolute value of the sum, not the sum of absolute values; the two agree for matrices without negative entries.
+    The source averages over the tokens of a sequence: average what comes back.
     Raises: ShapeError, InputError.
-    Source: mHC (arXiv 2512.24880), Amax gain magnitude.
+    Source: mHC (arXiv 2512.24880), its Amax gain metric.
     """
     if real(mix, "the mixing matrix").ndim < 2:
         raise ShapeError(f"a mixing matrix must be [... to from], got shape {list(mix.shape)}")
@@ -45,7 +45,7 @@ def amax_gain(mix: Float[Tensor, "*batch to from"]) -> Gain:
 
 
 def composite(mixes: Sequence[Float[Tensor, "*batch to from"]]) -> Float[Tensor, "*batch to from"]:
-    """The product of the mixing matrices of successive sites, the first one applied first: mixes[-1] ... mixes[1] mixes[0].
+    """The product of the mixing matrices of successive sites: mixes[-1] ... mixes[1] mixes[0].
 
     In float64, because a product of many matrices near the identity is what is looked at.
     Raises: ShapeError when there are none or their streams do not match.
@@ -56,7 +56,9 @@ def composite(mixes: Sequence[Float[Tensor, "*batch to from"]]) -> Float[Tensor,
     with full_precision(product):
         for mix in mixes[1:]:
             if mix.shape[-1] != product.shape[-2]:
-                raise ShapeError(f"a matrix that reads {mix.shape[-1]} streams follows one that writes {product.shape[-2]}")
+                raise ShapeError(
+                    f"a matrix that reads {mix.shape[-1]} streams follows one that writes {product.shape[-2]}"
+                )
             product = mix.double() @ product
     return product
 

@@ -39,7 +39,7 @@ def token_cosine(x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*bat
     summary="root of the mean square of all entries",
     source="definition",
     takes=_TAKES,
-    range=(0.0, float("inf")),
+    range=(0.0, None),
     unit="stream units",
 )
 def rms(x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
@@ -68,9 +68,9 @@ def residual_to_rank_one(
 ) -> Float[Tensor, "*batch"]:
     """||x - 1 m^T|| with m the mean over tokens; over ||x|| if ``relative``. Shapes: [... tokens width] -> [...].
 
-    norm: ``frobenius`` (the mean is then the m of least distance), or Dong et al.'s ``composite`` sqrt(||.||_1 ||.||_inf) of
-    the largest absolute column sum and row sum (the mean is then near the best m, so the value is an upper bound, and the
-    relative one may exceed 1). Tokens all equal, zeros included: 0.
+    norm: ``frobenius`` (the mean is then the m of least distance), or Dong et al.'s ``composite`` sqrt(||.||_1
+    ||.||_inf) of the largest absolute column sum and row sum (the mean is then near the best m, so the value is an
+    upper bound, and the relative one may exceed 1). Tokens all equal, zeros included: 0.
     Raises: ShapeError, InputError, UnknownNameError.
     Source: Dong et al. 2021 (arXiv 2103.03404), definition of res(X).
     """
@@ -94,6 +94,14 @@ def residual_null(tokens: int) -> float:
 
 
 @measure(
+    "entered_cosine",
+    summary="cosine between the state and what entered the stream, mean over tokens",
+    source="definition",
+    takes="two states [... width]",
+    range=(-1.0, 1.0),
+    null="0: independent directions",
+)
+@measure(
     "state_cosine",
     summary="cosine between the states before and after a site, mean over tokens",
     source="definition",
@@ -102,19 +110,12 @@ def residual_null(tokens: int) -> float:
     null="0: independent directions",
 )
 def state_cosine(a: Float[Tensor, "*batch width"], b: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch"]:
-    """cos(a, b) on the last axis, 0 where either is zero. Shapes: [... width] twice -> [...]. Raises: ShapeError, InputError."""
+    """cos(a, b) on the last axis, 0 where either is zero. Shapes: [... width] twice -> [...].
+
+    Raises: ShapeError, InputError.
+    """
     same_width(real(a, "the first state"), real(b, "the second state"), "two states")
     return (_unit(a.double()) * _unit(b.double())).sum(-1)
-
-
-measure(
-    "entered_cosine",
-    summary="cosine between the state and what entered the stream, mean over tokens",
-    source="definition",
-    takes="two states [... width]",
-    range=(-1.0, 1.0),
-    null="0: independent directions",
-)(state_cosine)
 
 
 def _unit(x: Tensor) -> Tensor:

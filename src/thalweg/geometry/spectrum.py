@@ -1,6 +1,6 @@
 """How many directions the tokens of a sequence use: measures of the singular values of a matrix [tokens width]."""
 
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -25,14 +25,34 @@ def singular_values(
 
     center: subtract the mean over tokens first. drop_first: leave the first token out (it is often an attention sink).
     method: ``gram`` takes roots of the eigenvalues of the smaller Gram matrix and is several times faster; values below
-    sqrt(min(tokens, width) * 2.2e-16) of the largest (2.4e-7 at 256) are beyond it and become 0. ``svd`` resolves down to
-    max(tokens, width) * 2.2e-16 of the largest. Gradients pass through all values that are not 0.
+    sqrt(min(tokens, width) * 2.2e-16) of the largest (2.4e-7 at 256) are beyond it and become 0. ``svd`` resolves
+    down to max(tokens, width) * 2.2e-16 of the largest. Gradients pass through all values that are not 0.
     Raises: ShapeError, InputError (NaN, infinity, unknown method).
     """
     values, scale = _scaled_values(x, center, drop_first, method)
     return values * scale
 
 
+@measure(
+    "effective_rank.without_first",
+    summary="effective rank without the first token, which is often a sink",
+    source=_ROY,
+    takes=_TAKES,
+    range=(0.0, 1.0),
+    direction="higher",
+    null=_GAUSSIAN,
+    options={"drop_first": True},
+)
+@measure(
+    "effective_rank.centred",
+    summary="effective rank after subtracting the mean over tokens",
+    source=_ROY,
+    takes=_TAKES,
+    range=(0.0, 1.0),
+    direction="higher",
+    null=_GAUSSIAN,
+    options={"center": True},
+)
 @measure(
     "effective_rank",
     summary="share of the available directions that the tokens use: exp of the entropy of the singular values",
@@ -51,10 +71,10 @@ def effective_rank(
 ) -> Float[Tensor, "*batch"]:
     """exp(H(p)) / min(tokens, width) with p_i = s_i / sum(s) over the singular values s (not their squares), H in nats.
 
-    Shapes: x [... tokens width], one matrix per sequence -> [...]. From 1 / min(tokens, width) (one direction) to 1 (all
-    equally), or without ``normalize`` from 1 to min(tokens, width). A matrix of zeros has no direction: 0, by definition
-    here. It depends on length, width, mean and sink tokens as much as on the model: state them, and show the null beside.
-    Options, precision and errors: :func:`singular_values`.
+    Shapes: x [... tokens width], one matrix per sequence -> [...]. From 1 / min(tokens, width) (one direction) to 1
+    (all equally), or without ``normalize`` from 1 to min(tokens, width). A matrix of zeros has no direction: 0, by
+    definition here. It depends on length, width, mean and sink tokens as much as on the model: state them, and show
+    the null beside. Options, precision and errors: :func:`singular_values`.
     Source: Roy and Vetterli 2007; MGT (arXiv 2601.01014) Eq. 8.
     """
     values, _ = _scaled_values(x, center, drop_first, method)
@@ -64,26 +84,28 @@ def effective_rank(
     return rank / values.shape[-1] if normalize else rank
 
 
-for _name, _options, _words in (
-    ("effective_rank.centred", {"center": True}, "effective rank after subtracting the mean over tokens"),
-    ("effective_rank.without_first", {"drop_first": True}, "effective rank without the first token"),
-):
-    measure(
-        _name,
-        summary=_words,
-        source=_ROY,
-        takes=_TAKES,
-        range=(0.0, 1.0),
-        direction="higher",
-        null=_GAUSSIAN,
-    )(partial(effective_rank, **_options))
+@measure(
+    "effective_rank.relative",
+    summary="effective rank over that of the first state of the stream",
+    source=_ROY,
+    takes="states and first states [... tokens width]",
+    range=(0.0, None),
+    direction="higher",
+    null="1: the first state itself",
+)
+def relative_effective_rank(
+    x: Float[Tensor, "*batch tokens width"], first: Float[Tensor, "*batch tokens width"], method: Method = "gram"
+) -> Float[Tensor, "*batch"]:
+    """:func:`effective_rank` of x over that of ``first``; 0 where the first is zero. Shapes: [... tokens width] -> [...]."""
+    rank, start = effective_rank(x, method=method), effective_rank(first, method=method)
+    return torch.where(start > 0, rank / torch.where(start > 0, start, 1.0), 0.0)
 
 
 @measure(
     "pooled_effective_rank",
     summary="effective rank of the tokens of all sequences taken as one matrix; not comparable with effective_rank",
     source=_ROY,
-    takes="states [... tokens width]",
+    takes=_TAKES,
     range=(0.0, 1.0),
     direction="higher",
     null=_GAUSSIAN,
@@ -91,16 +113,19 @@ for _name, _options, _words in (
 def pooled_effective_rank(
     x: Float[Tensor, "*batch tokens width"], normalize: bool = True, center: bool = False, method: Method = "gram"
 ) -> Float[Tensor, ""]:
-    """:func:`effective_rank` of the tokens of all sequences stacked into one matrix. Shapes: [... tokens width] -> scalar."""
+    """:func:`effective_rank` of the tokens of all sequences stacked into one matrix.
+
+    Shapes: [... tokens width] -> scalar.
+    """
     return effective_rank(token_matrix(x).flatten(0, -2), normalize=normalize, center=center, method=method)
 
 
 @measure(
     "rankme",
     summary="RankMe: exp of the entropy of the singular values, smoothed, not normalised",
-    source="Garrido et al. 2023, arXiv 2210.02885, Eq. 1-2",
+    source="Garrido et al. 2023, arXiv 2210.02885",
     takes=_TAKES,
-    range=(0.0, float("inf")),
+    range=(0.0, None),
     unit="directions",
     direction="higher",
     null=_GAUSSIAN,
@@ -114,7 +139,7 @@ def rankme(
 ) -> Float[Tensor, "*batch"]:
     """exp(-sum(p ln p)) with p_i = s_i / sum(s) + epsilon. Shapes: [... tokens width] -> [...]; zeros: 0.
 
-    Source: Garrido et al. 2023 (arXiv 2210.02885) Eq. 1-2.
+    Source: Garrido et al. 2023 (arXiv 2210.02885); its singular values are not centred.
     """
     values, _ = _scaled_values(x, center, drop_first, method)
     total = values.sum(-1, keepdim=True)
@@ -125,9 +150,9 @@ def rankme(
 @measure(
     "stable_rank",
     summary="squared Frobenius norm over squared spectral norm",
-    source="Rudelson and Vershynin 2007",
+    source="Rudelson and Vershynin 2007 (J. ACM 54, 21)",
     takes=_TAKES,
-    range=(0.0, float("inf")),
+    range=(0.0, None),
     unit="directions",
     direction="higher",
     null=_GAUSSIAN,
@@ -145,7 +170,7 @@ def stable_rank(
     summary="number of principal directions that share the energy",
     source="Gao et al. 2017 (bioRxiv 214262)",
     takes=_TAKES,
-    range=(0.0, float("inf")),
+    range=(0.0, None),
     unit="directions",
     direction="higher",
     null=_GAUSSIAN,
@@ -174,10 +199,10 @@ _WITH_NULL = {
 def gaussian_null(
     tokens: int, width: int, measure: str = "effective_rank", *, center: bool = False, draws: int = 16, seed: int = 0
 ) -> Null:
-    """What a measure of this file gives for a matrix of independent normal numbers: mean and sd over ``draws`` matrices.
+    """What a measure of this file gives for matrices of independent normal numbers: mean and sd over ``draws``.
 
-    Drawn from its own generator with a fixed seed (the global one is not touched) and remembered. For a measure without the
-    first token ask for ``tokens - 1``.
+    Drawn from its own generator with a fixed seed (the global one is not touched) and remembered. For a measure
+    without the first token ask for ``tokens - 1``.
     Raises: UnknownNameError, InputError.
     """
     if measure not in _WITH_NULL:

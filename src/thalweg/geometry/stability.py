@@ -11,7 +11,7 @@ from thalweg.geometry.catalog import measure
 
 @dataclass(frozen=True)
 class Spikes:
-    """Steps that stand out of the recent past. share: of the steps judged; null: the share expected without any spikes."""
+    """Steps that stand out of the recent past. share: of the steps judged; null: the one expected by chance."""
 
     steps: tuple[int, ...]
     judged: int
@@ -31,10 +31,10 @@ class Spikes:
 def spikes(values: Sequence[float], *, window: int = 100, quantile: float = 0.99, factor: float = 1.0) -> Spikes:
     """Steps whose value exceeds ``factor`` times the running quantile of the ``window`` finite values before it.
 
-    The threshold is the k-th largest of the window, k = max(1, round((1 - quantile) (window + 1))), so that a series whose
-    order means nothing gives the null k / (window + 1) at factor 1, whatever its distribution; a larger factor (for positive
-    values) only lowers it. A value that is not finite is a spike and never enters a window. Steps before the window is full
-    are not judged unless they are not finite.
+    The threshold is the k-th largest of the window, k = max(1, round((1 - quantile) (window + 1))), so that a series
+    whose order means nothing gives the null k / (window + 1) at factor 1, whatever its distribution; a larger factor
+    (for positive values) only lowers it. A value that is not finite is a spike and never enters a window. Steps
+    before the window is full are not judged unless they are not finite.
     Raises: InputError.
     """
     if window < 1 or not 0 < quantile < 1 or factor < 1:
@@ -63,7 +63,7 @@ def spikes(values: Sequence[float], *, window: int = 100, quantile: float = 0.99
     summary="standard deviation over mean of the gradient norm along training",
     source="ours",
     takes="gradient norms by step",
-    range=(0.0, math.inf),
+    range=(0.0, None),
     direction="lower",
 )
 def variation(values: Sequence[float], *, skip: int = 0) -> float:
@@ -74,7 +74,9 @@ def variation(values: Sequence[float], *, skip: int = 0) -> float:
     """
     kept = list(values[skip:])
     if len(kept) < 2 or any(value < 0 for value in kept):
-        raise InputError(f"a variation needs two values or more, none negative, after the first {skip}; got {len(kept)}")
+        raise InputError(
+            f"a variation needs two values or more, none negative, after the first {skip}; got {len(kept)}"
+        )
     if not all(math.isfinite(value) for value in kept):
         return math.inf
     mean = statistics.fmean(kept)
@@ -83,7 +85,7 @@ def variation(values: Sequence[float], *, skip: int = 0) -> float:
 
 @dataclass(frozen=True)
 class StableRate:
-    """lr: the largest rate such that it and all smaller ones of the grid are stable; None when not even the smallest is.
+    """lr: the largest rate such that it and all smaller ones are stable; None when not even the smallest is.
 
     at_edge: it is the largest tried, so the true limit lies higher. isolated: stable rates above an unstable one.
     """
@@ -99,15 +101,16 @@ class StableRate:
     summary="largest learning rate of a grid that does not diverge, nor any smaller one",
     source="ours; as in Wortsman et al. 2023, arXiv 2309.14322",
     takes="final losses by learning rate",
-    range=(0.0, math.inf),
+    range=(0.0, None),
     direction="higher",
 )
 def largest_stable_lr(losses: Mapping[float, float | Sequence[float]], *, limit: float) -> StableRate:
     """The largest learning rate that does not diverge, from the final losses of a grid.
 
-    losses: learning rate -> final loss, or one for each seed. limit: losses above it (the unigram entropy of the data, say)
-    or not finite have diverged; a rate is stable when none of its seeds did.
-    Raises: InputError for an empty grid, a rate that is not positive, a rate without a loss, or a limit that is not finite.
+    losses: learning rate -> final loss, or one for each seed. limit: losses above it (the unigram entropy of the
+    data, say) or not finite have diverged; a rate is stable when none of its seeds did.
+    Raises: InputError for an empty grid, a rate that is not positive, a rate without a loss, or a limit that is not
+    finite.
     """
     if not losses or not math.isfinite(limit):
         raise InputError(f"a grid of learning rates and a finite limit are needed, got {len(losses)} rates and {limit}")

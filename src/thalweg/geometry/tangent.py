@@ -60,19 +60,23 @@ def local_tangent(
     if tolerance is None:
         tolerance = 8 * torch.finfo(window.dtype).eps
 
-    states = torch.where(mask.unsqueeze(-1), window.double(), 0.0)
-    finite = states.isfinite().flatten(-2).all(-1)
-    states = torch.where(finite[..., None, None], states, 0.0)  # LAPACK stops at a NaN; such a window is marked instead
+    # Masked states and windows that are not finite are cut out of the small matrices, not of the large ones.
+    states = window.masked_fill(~mask.unsqueeze(-1), 0).double()
     count = mask.sum(-1)
     mean = states.sum(-2, keepdim=True) / count.clamp(min=1)[..., None, None]
-    centred = torch.where(mask.unsqueeze(-1), states - mean, 0.0)
+    centred = states - mean
+    gram = (centred @ centred.mT).masked_fill(~(mask.unsqueeze(-1) & mask.unsqueeze(-2)), 0)
+    finite = gram.isfinite().flatten(-2).all(-1)
+    gram = torch.where(finite[..., None, None], gram, 0.0)  # LAPACK stops at a NaN
 
-    values, vectors = torch.linalg.eigh(centred @ centred.mT)  # ascending
+    values, vectors = torch.linalg.eigh(gram)  # ascending
     values, vectors = values[..., -rank:].flip(-1), vectors[..., -rank:].flip(-1)
-    floor = torch.maximum(tolerance**2 * states.square().sum((-2, -1)), RELATIVE_FLOOR * values[..., 0])
+    power = gram.diagonal(dim1=-2, dim2=-1).sum(-1) + count * mean.square().sum((-2, -1))  # of the uncentred window
+    floor = torch.maximum(tolerance**2 * power, RELATIVE_FLOOR * values[..., 0])
     valid = finite & (count > rank) & (values[..., -1] > floor)
     scale = torch.where(valid.unsqueeze(-1), values, torch.inf).rsqrt()
-    basis = centred.mT @ (vectors * scale.unsqueeze(-2))
+    basis = centred.mT @ (vectors * scale.unsqueeze(-2)).masked_fill(~mask.unsqueeze(-1), 0)
+    basis = torch.where(valid[..., None, None], basis, 0.0)
     return TangentSpace(basis.to(wide(window).dtype), valid)
 
 

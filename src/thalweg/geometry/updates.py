@@ -1,4 +1,4 @@
-"""What an update does to the state: its parts along and across a reference, its size, its share outside a tangent space."""
+"""What an update does to the state: parts along and across a reference, size, share outside a tangent space."""
 
 import math
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from torch import Tensor
 from thalweg.errors import ShapeError
 from thalweg.geometry.catalog import measure
 from thalweg.geometry.checks import real, same_width
-from thalweg.geometry.similarity import rms
+from thalweg.geometry.similarity import rms, state_cosine
 from thalweg.ops.precision import wide
 
 _SPLIT = "definition: update = coefficient * reference + perpendicular"
@@ -18,7 +18,7 @@ _TAKES = "reference and update [... width]"
 
 
 class UpdateSplit(NamedTuple):
-    """An update taken apart: coefficient [...], parallel [... width] = coefficient * reference, perpendicular [... width]."""
+    """An update taken apart: coefficient [...], parallel [... width] (coefficient * reference), perpendicular."""
 
     coefficient: Tensor
     parallel: Tensor
@@ -30,9 +30,9 @@ def split_update(reference: Float[Tensor, "*#batch width"], update: Float[Tensor
 
         coefficient = <update, reference> / ||reference||^2      parallel = coefficient * reference
 
-    Shapes: two [... width] that broadcast -> coefficient [...], parallel and perpendicular [... width]. A reference of zeros
-    has no direction: coefficient 0, parallel 0, perpendicular the whole update. Computed in float32 or wider; the parts
-    come back in the dtype of the update, the coefficient stays wide. Differentiable.
+    Shapes: two [... width] that broadcast -> coefficient [...], parallel and perpendicular [... width]. A reference
+    of zeros has no direction: coefficient 0, parallel 0, perpendicular the whole update. Computed in float32 or
+    wider; the parts come back in the dtype of the update, the coefficient stays wide. Differentiable.
     Raises: ShapeError.
     """
     same_width(reference, update, "reference and update")
@@ -51,7 +51,7 @@ def split_update(reference: Float[Tensor, "*#batch width"], update: Float[Tensor
     summary="signed size of what the sublayer returned along the state, in units of the state",
     source=_SPLIT,
     takes=_TAKES,
-    range=(-math.inf, math.inf),
+    range=(None, None),
     null="0: random direction",
 )
 @measure(
@@ -59,7 +59,7 @@ def split_update(reference: Float[Tensor, "*#batch width"], update: Float[Tensor
     summary="signed size of the change of the state along the state, in units of the state",
     source=_SPLIT,
     takes=_TAKES,
-    range=(-math.inf, math.inf),
+    range=(None, None),
     null="0: random direction",
 )
 def parallel_coefficient(reference: Float[Tensor, "*#b width"], update: Float[Tensor, "*#b width"]) -> Tensor:
@@ -92,14 +92,12 @@ def parallel_energy(reference: Float[Tensor, "*#b width"], update: Float[Tensor,
 
 
 def parallel_fraction(reference: Float[Tensor, "*#b width"], update: Float[Tensor, "*#b width"]) -> Tensor:
-    """||parallel|| / ||update|| = |cos| on the last axis; 0 where either is zero. Null: :func:`parallel_fraction_null`."""
+    """||parallel|| / ||update|| = |cos| on the last axis; 0 where either is 0. Null: :func:`parallel_fraction_null`."""
     return parallel_cosine(reference, update).abs()
 
 
 def parallel_cosine(reference: Float[Tensor, "*#b width"], update: Float[Tensor, "*#b width"]) -> Tensor:
     """cos(reference, update) on the last axis, in float64; 0 where either is zero. Raises: ShapeError, InputError."""
-    from thalweg.geometry.similarity import state_cosine
-
     return state_cosine(reference, update)
 
 
@@ -113,7 +111,7 @@ def parallel_fraction_null(width: int) -> float:
     summary="root mean square of what the sublayer returned",
     source="definition",
     takes="update [... tokens width]",
-    range=(0.0, math.inf),
+    range=(0.0, None),
     unit="stream units",
 )
 @measure(
@@ -121,7 +119,7 @@ def parallel_fraction_null(width: int) -> float:
     summary="root mean square of the change of the state",
     source="definition",
     takes="update [... tokens width]",
-    range=(0.0, math.inf),
+    range=(0.0, None),
     unit="stream units",
 )
 def update_rms(update: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*batch"]:
@@ -134,14 +132,14 @@ def update_rms(update: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*
     summary="norm of what the sublayer returned over the norm of the state",
     source="definition",
     takes="state and update [... tokens width]",
-    range=(0.0, math.inf),
+    range=(0.0, None),
 )
 @measure(
     "relative_update.step",
     summary="norm of the change of the state over the norm of the state",
     source="definition",
     takes="state and update [... tokens width]",
-    range=(0.0, math.inf),
+    range=(0.0, None),
 )
 def relative_update(
     state: Float[Tensor, "*batch tokens width"], update: Float[Tensor, "*batch tokens width"]
@@ -157,7 +155,7 @@ def relative_update(
 @measure(
     "off_tangent.raw",
     summary="share of the squared norm of what the sublayer returned outside the local tangent space of the states",
-    source="reconstructed from MGT, arXiv 2601.01014, section on the tangent projection",
+    source="ours: a test of the tangent claim of MGT, arXiv 2601.01014",
     takes="update [... width], basis [... width rank]",
     range=(0.0, 1.0),
     null="1 - rank/width: random direction",
@@ -165,7 +163,7 @@ def relative_update(
 @measure(
     "off_tangent.gated",
     summary="share of the squared norm of the gated update outside the local tangent space of the states",
-    source="reconstructed from MGT, arXiv 2601.01014, section on the tangent projection",
+    source="ours: a test of the tangent claim of MGT, arXiv 2601.01014",
     takes="update [... width], basis [... width rank]",
     range=(0.0, 1.0),
     null="1 - rank/width: random direction",
@@ -173,7 +171,7 @@ def relative_update(
 @measure(
     "off_tangent.step",
     summary="share of the squared norm of the change of the state outside the local tangent space of the states",
-    source="reconstructed from MGT, arXiv 2601.01014, section on the tangent projection",
+    source="ours: a test of the tangent claim of MGT, arXiv 2601.01014",
     takes="update [... width], basis [... width rank]",
     range=(0.0, 1.0),
     null="1 - rank/width: random direction",
@@ -202,5 +200,5 @@ def off_tangent(
 
 
 def off_tangent_null(basis: Float[Tensor, "*batch width rank"]) -> Float[Tensor, "*batch"]:
-    """Expected :func:`off_tangent` of an update of uniformly random direction: 1 - rank/width, zero columns not counted."""
+    """Expected :func:`off_tangent` of a random direction: 1 - rank/width; columns of zeros do not count."""
     return 1 - basis.double().square().sum((-2, -1)) / basis.shape[-2]

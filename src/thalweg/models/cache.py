@@ -5,6 +5,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thalweg.connections import TokenMemory
+from thalweg.errors import InputError
 
 
 class DecoderCache:
@@ -41,6 +42,16 @@ class DecoderCache:
         self.slots = {index: (keys[rows], values[rows]) for index, (keys, values) in self.slots.items()}
         self.mask = None if self.mask is None else self.mask[rows]
         self.memory.select(rows)
+
+    def drop_last(self, tokens: int) -> None:
+        """Forget the last ``tokens`` tokens. Raises: InputError where a connection remembers tokens, which cannot be undone."""
+        if not tokens:
+            return
+        if self.memory.slots:
+            raise InputError("this connection looks along tokens, so its cache cannot be cropped; decode without an assistant")
+        self.length -= tokens
+        self.slots = {index: (keys[:, :, :-tokens], values[:, :, :-tokens]) for index, (keys, values) in self.slots.items()}
+        self.mask = None if self.mask is None else self.mask[:, :-tokens]
 
     def reset(self) -> None:
         """Forget everything."""

@@ -1,7 +1,7 @@
 """What the battery examines: tiny seeded streams of one connection, and random nonlinear sublayers to drive them."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,13 +25,16 @@ class Subject:
     options: Mapping[str, Any] = field(default_factory=dict)
     mutate: Callable[[Stream], Stream] | None = None
 
+    def build(self, width: int, sites: Sequence[Site]) -> Stream:
+        """The bare module."""
+        options = config.build(self.connection.Options, dict(self.options), where=self.connection.__name__)
+        stream = self.connection(width, sites, options)
+        return stream if self.mutate is None else self.mutate(stream)
+
     def start(self, *, depth: int = DEPTH, width: int = WIDTH, dtype: torch.dtype = torch.float64, seed: int = 0) -> Stream:
         """A stream at its declared start; all of it is drawn from ``seed``."""
         with seeded(seed), default_dtype(torch.float64):
-            options = config.build(self.connection.Options, dict(self.options), where=self.connection.__name__)
-            stream = self.connection(width, Site.decoder(depth), options)
-            if self.mutate is not None:
-                stream = self.mutate(stream)
+            stream = self.build(width, Site.decoder(depth))
             stream.reset_parameters()
         return stream.to(dtype)
 

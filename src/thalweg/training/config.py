@@ -81,7 +81,7 @@ class TrainConfig:
     weight_decay: float = 0.1
     clip: float = 1.0
     # record
-    log_every: int = 10
+    log_every: int = 1
     eval_every: int = 100
     eval_batches: int = 8
     save_every: int | None = None

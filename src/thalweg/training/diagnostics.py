@@ -1,13 +1,14 @@
 """Did it move? What is looked at in every run: learned maps against their start, gradients by depth, the size of the stream."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from thalweg.connections.base import Stream
-from thalweg.records.measurements import Measurement
+from thalweg.geometry.stability import spikes, variation
+from thalweg.models.trace import StreamTrace
+from thalweg.records import Measurement, RunFolder
 from thalweg.training.optim import STREAM, layer_of
 from thalweg.training.parallel import norm, whole
 
@@ -27,14 +28,17 @@ class Movement:
     def __init__(self, model: nn.Module):
         self.start = {name: whole(p.detach()).clone() for name, p in connection_parameters(model).items()}
 
-    def metrics(self, model: nn.Module) -> dict[str, float]:
-        """Euclidean distance of all of them from their start, the same over the size of the start, and the gradient norm into them."""
+    def metrics(self, model: nn.Module, scale: float = 1.0) -> dict[str, float]:
+        """Euclidean distance of all of them from their start, the same over the size of the start, and the gradient norm into them.
+
+        scale: what clipping multiplied the gradients with; norms are given as before clipping.
+        """
         if not self.start:
             return {}
         parameters = connection_parameters(model)
         distance = norm(whole(p.detach()) - self.start[name] for name, p in parameters.items())
         size = norm(self.start.values())
-        values = {"moved/connection": distance, "gradient/connection": norm(p.grad for p in parameters.values())}
+        values = {"moved/connection": distance, "gradient/connection": norm(p.grad for p in parameters.values()) / scale}
         return values | ({"moved/connection_relative": distance / size} if size else {})
 
     def by_layer(self, model: nn.Module, step: int) -> list[Measurement]:
@@ -48,32 +52,40 @@ class Movement:
         return [Measurement("connection_distance", norm(x), layer=layer, step=step) for layer, x in sorted(parts.items())]
 
 
-def gradient_by_layer(model: nn.Module, step: int) -> list[Measurement]:
+def gradient_by_layer(model: nn.Module, step: int, scale: float = 1.0) -> list[Measurement]:
     """Euclidean norm of the gradient of each layer's sublayer weights, before clipping."""
     parts: dict[int, list[Tensor | None]] = {}
     for name, p in model.named_parameters():
         layer = layer_of(name)
         if layer is not None:
             parts.setdefault(layer, []).append(p.grad)
-    return [Measurement("gradient_norm", norm(x), layer=layer, step=step) for layer, x in sorted(parts.items())]
+    return [Measurement("weight_gradient_norm", norm(x) / scale, layer=layer, step=step) for layer, x in sorted(parts.items())]
 
 
 @torch.no_grad()
-def stream_by_layer(model: nn.Module, run: Callable[[Any], Any], step: int) -> list[Measurement]:
-    """Root mean square of the state after each layer on one batch.
-
-    run: calls the model on that batch with the :class:`StreamTrace` that it is given.
-    """
-    from thalweg.models.trace import StreamTrace
-
-    trace, stream = StreamTrace(), model.stream
-    assert isinstance(stream, Stream)
+def stream_by_layer(stream: Stream, run: Callable[[StreamTrace], None], step: int) -> list[Measurement]:
+    """Root mean square of the state after each layer on one batch; ``run`` calls the model on it with the trace that it is given."""
+    trace = StreamTrace()
     with torch.compiler.set_stance("force_eager"):  # a trace is filled as a side effect, which a compiled block may drop
         run(trace)
     last = {record.site.layer: record.state_after for record in trace.records}
     return [
-        Measurement("stream_rms", _rms(stream.observe(state)), layer=layer, step=step, dtype="float64") for layer, state in sorted(last.items())
+        Measurement("stream_rms", _rms(stream.observe(state)), layer=layer, step=step, split="valid")
+        for layer, state in sorted(last.items())
     ]
+
+
+def stability(run: RunFolder) -> dict[str, float]:
+    """How calmly a run trained, from its logged updates: shares of spikes in loss and gradient norm, variation of the gradient norm."""
+    losses = [value for _, value in run.metrics("train/loss")]
+    norms = [value for _, value in run.metrics("gradient/norm")]
+    if len(norms) < 2:
+        return {}
+    return {
+        "stability/loss_spikes": spikes(losses).share,
+        "stability/gradient_spikes": spikes(norms).share,
+        "stability/gradient_variation": variation(norms),
+    }
 
 
 def largest(rows: Iterable[Measurement]) -> float:
@@ -83,4 +95,4 @@ def largest(rows: Iterable[Measurement]) -> float:
 
 
 def _rms(state: Tensor) -> float:
-    return float(state.double().square().mean().sqrt())
+    return float(state.double().square().mean().sqrt())  # NaN and infinity are findings here, not errors

@@ -11,6 +11,8 @@ from torch import Tensor
 from thalweg.data import Task, scored_tokens
 from thalweg.errors import CheckpointError, InputError
 from thalweg.models.decoder import Decoder
+from thalweg.models.size import size_of
+from thalweg.models.trace import StreamTrace
 from thalweg.records.measurements import Measurement
 from thalweg.training import checkpoint, schedule
 from thalweg.training.config import TrainConfig
@@ -23,11 +25,14 @@ from thalweg.training.parallel import Ranks, Wrapped, clip, like, whole
 
 @dataclass(frozen=True)
 class Gradients:
-    """What one backward pass over a global batch came to: loss in nats per token, gradient norm before clipping, scored tokens."""
+    """What one backward pass over a global batch came to.
+
+    loss: nats per token; norm: of the gradient before clipping; scale: what clipping multiplied it with.
+    """
 
     loss: float
     norm: float
-    tokens: int
+    scale: float
 
 
 class Engine:
@@ -44,6 +49,7 @@ class Engine:
         self.movement = Movement(self.model)
         self.parameters = sum(p.numel() for p in self.model.parameters())
         self.connection_parameters = sum(p.numel() for p in self.movement.start.values())
+        self.flops_per_token = size_of(self.model.config, length=config.sequence_length).train_flops
         if config.compile:
             self.model.compile_blocks()
         self.wrapped = Wrapped(self.model, ranks, config.parallel, bfloat16=config.precision == "bfloat16")
@@ -88,7 +94,7 @@ class Engine:
                 (loss * (count * self.ranks.world / total)).backward()
             nats += loss.detach().double() * count
         (nats_everywhere,) = self.ranks.sum(nats.item(), device=self.device)
-        return Gradients(nats_everywhere / total, clip(self.model, self.config.clip), int(total))
+        return Gradients(nats_everywhere / total, *clip(self.model, self.config.clip))
 
     def learning_rate(self, step: int) -> float:
         """The run's learning rate for the update that completes ``step``."""
@@ -105,16 +111,17 @@ class Engine:
         """Held-out metrics; every rank gets the same."""
         return evaluate(self.wrapped, self.task, self.config, self.device, self.autocast)
 
-    def look(self, step: int) -> tuple[dict[str, float], list[Measurement], list[Measurement]]:
-        """Diagnostics: numbers of the whole model, rows by layer on movement and gradients, rows by layer on the stream's size."""
+    def look(self, step: int, gradients: Gradients) -> tuple[dict[str, float], list[Measurement], list[Measurement]]:
+        """Diagnostics after an update: numbers of the whole model, rows by layer on movement and gradients, rows on the stream's size."""
         batch = self.task.eval_batches("valid", held_out_length(self.task, "valid", self.config), 1, 1)[0]
 
-        def run(trace: Any) -> None:
+        def run(trace: StreamTrace) -> None:
             with self.autocast():
                 self.model(batch["input_ids"].to(self.device), trace=trace)
 
-        rows = [*self.movement.by_layer(self.model, step), *gradient_by_layer(self.model, step)]
-        return self.movement.metrics(self.model), rows, stream_by_layer(self.model, run, step)
+        values = self.movement.metrics(self.model, gradients.scale)
+        rows = [*self.movement.by_layer(self.model, step), *gradient_by_layer(self.model, step, gradients.scale)]
+        return values, rows, stream_by_layer(self.model.stream, run, step)
 
     # what a checkpoint holds; all ranks call these together
 

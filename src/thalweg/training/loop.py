@@ -17,7 +17,7 @@ from thalweg.training import checkpoint
 from thalweg.training.config import TrainConfig, changes
 from thalweg.training.cost import Meter
 from thalweg.training.determinism import derive_seed, pick_device, reproducible
-from thalweg.training.diagnostics import largest
+from thalweg.training.diagnostics import largest, stability
 from thalweg.training.divergence import DivergenceRule
 from thalweg.training.engine import Engine, Gradients
 from thalweg.training.evaluation import unit_of
@@ -143,20 +143,22 @@ class _Loop:
             began = time.perf_counter()
             gradients = self.engine.gradients()
             reason = self.rule.check_update(gradients.loss, gradients.norm)
-            due = (self.step + 1) % self.config.eval_every == 0 or self.step + 1 == self.steps
-            look = self.engine.look(self.step + 1) if due and not reason else None
-            if reason is None:
-                self.engine.update(self.step + 1)
             self.step += 1
+            due = self.step % self.config.eval_every == 0 or self.step == self.steps
+            if reason is None:
+                self.engine.update(self.step)
             self.train_loss = gradients.loss
             self.meter.add(time.perf_counter() - began, self.config.tokens_per_step)
             self.log_update(gradients, force=due or reason is not None)
-            if reason is None and look is not None:
-                reason = self.log_look(*look)
+            if reason is None and due:
+                reason = self.look(gradients)
             if reason is not None:
+                self.log_stability()
                 return self.finish("diverged", reason)
             if due:
                 self.evaluate()
+            if self.step == self.steps:
+                self.log_stability()
             self.take_measures()
             asked = self.asked_to_stop()
             if self.save_due() or asked:
@@ -185,12 +187,18 @@ class _Loop:
         self.log(values)
         self.tell("step", values)
 
-    def log_look(self, values: dict[str, float], rows: list[Measurement], stream: list[Measurement]) -> str | None:
-        """Record the diagnostics; the reason if the stream has grown past the bound."""
+    def look(self, gradients: Gradients) -> str | None:
+        """Record the diagnostics of the update just made; the reason if the stream has grown past the bound."""
+        values, rows, stream = self.engine.look(self.step, gradients)
         self.log(values)
         self.add_measures([*rows, *stream])
         self.tell("step", values)
         return self.rule.check_stream(largest(stream))
+
+    def log_stability(self) -> None:
+        """How calmly the run trained, from what it logged."""
+        if self.ranks.first:
+            self.log(stability(self.folder))
 
     def evaluate(self) -> None:
         self.evaluation = self.engine.evaluate()
@@ -313,6 +321,7 @@ class _Loop:
         return {
             "parameters": self.engine.parameters,
             "connection_parameters": self.engine.connection_parameters,
+            "flops_per_token": self.engine.flops_per_token,
             "tokens": self.meter.tokens,
             "seconds": self.meter.seconds,
             "tokens_per_second": self.meter.tokens_per_second,

@@ -160,10 +160,16 @@ def norm(tensors: Iterable[Tensor | None]) -> float:
     return torch.stack(squares).sum().sqrt().item() if squares else 0.0
 
 
-def clip(model: nn.Module, largest: float) -> float:
-    """Scale the gradients so that their global norm is at most ``largest`` (0: leave them); gives the norm before."""
+def clip(model: nn.Module, largest: float) -> tuple[float, float]:
+    """Scale the gradients so that their global norm is at most ``largest`` (0: leave them); gives the norm before, and the scale."""
     parameters = list(model.parameters())
-    total = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    if largest > 0:
-        nn.utils.clip_grads_with_norm_(parameters, largest, total)
-    return float(whole(total))
+    total = whole(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+    if not largest:
+        return total.item(), 1.0
+    nn.utils.clip_grads_with_norm_(parameters, largest, total)
+    return total.item(), min(1.0, largest / (total.item() + 1e-6))  # the scale as torch computes it
+
+
+def is_main() -> bool:
+    """Whether this process is the one that speaks, before any process group is made."""
+    return os.environ.get("RANK", "0") == "0"

@@ -40,6 +40,7 @@ def encode_source(source: Source, tokenizer: Tokenizer, folder: Path, max_tokens
                 f"{source.name}: the {split} split holds {writer.tokens} token{'s' * (writer.tokens != 1)}; at least 2 are needed, so give more text"
             )
     (folder / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
+    xz = source.known_xz if max_tokens is None else None
     train, valid = (np.memmap(folder / f"{split}.bin", dtype, "r") for split in ("train", "valid"))
     return {
         "dtype": dtype.name,
@@ -51,7 +52,7 @@ def encode_source(source: Source, tokenizer: Tokenizer, folder: Path, max_tokens
         "bytes": {split: writer.bytes for split, writer in writers.items()},
         "nulls": {
             "unigram_entropy": unigram_cross_entropy(train, valid, tokenizer.vocab_size),
-            **xz_rates(bytes(writers["train"].tail), bytes(writers["valid"].head)),
+            **(xz or xz_rates(bytes(writers["train"].tail), bytes(writers["valid"].head))),
         },
         "notes": source.notes,
     }

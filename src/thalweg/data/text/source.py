@@ -16,12 +16,14 @@ class Source(Protocol):
 
     identity: changes whenever the text or its split does; part of the cache's key. split_rule: in words. ``documents`` can be read again
     and again; where the source has its own validation split, that comes first, so a reader may stop when it has enough to train on.
+    known_xz: the rates of ``nulls.xz_rates`` where they are known for these very texts, else None.
     """
 
     name: str
     identity: str
     split_rule: str
     notes: list[str]
+    known_xz: dict[str, float] | None
 
     def documents(self) -> Documents: ...
 
@@ -35,6 +37,7 @@ class TextSource:
     split_rule: str
     splits: dict[str, list[str]]
     notes: list[str] = field(default_factory=list)
+    known_xz: dict[str, float] | None = None
 
     def documents(self) -> Documents:
         for split in ("valid", "train"):

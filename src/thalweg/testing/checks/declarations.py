@@ -2,12 +2,9 @@
 
 from fnmatch import fnmatchcase
 
-import torch
-
-from thalweg.connections.base import tensors_of
-from thalweg.connections.cost import measure_cost
-from thalweg.errors import InputError
-from thalweg.testing.compare import BrokenError, finite, require
+from thalweg.connections.base import Site, tensors_of
+from thalweg.connections.cost import measure
+from thalweg.testing.compare import finite, require
 from thalweg.testing.subjects import BATCH, DEPTH, LENGTH, WIDTH, Subject, embedding_for, sublayers_for, walk
 
 
@@ -42,7 +39,7 @@ def hints(subject: Subject) -> None:
 
 def facts(subject: Subject) -> None:
     """Source, equation and plain words are there."""
-    given = getattr(subject.connection, "facts", None)
+    given = getattr(subject.start(), "facts", None)
     require(given is not None, "the class has no facts")
     for field in ("source", "equation", "words"):
         require(bool(str(getattr(given, field, "")).strip()), f"facts.{field} is empty")
@@ -50,10 +47,8 @@ def facts(subject: Subject) -> None:
 
 def cost(subject: Subject) -> None:
     """Parameters, FLOPs and bytes kept for the backward pass can be measured without running on real numbers."""
-    stream = subject.start()
-    try:
-        measured = measure_cost(subject.connection, width=WIDTH, sites=stream.layout, options=subject.options, length=LENGTH)
-    except InputError as error:
-        raise BrokenError(f"cost cannot be measured: {error}") from error
-    held = sum(parameter.numel() for parameter in stream.parameters())
-    require(measured.parameters == held, f"measured {measured.parameters} parameters, the stream of {DEPTH} layers holds {held}")
+    layout = Site.decoder(DEPTH)
+    reading = measure(lambda sites: subject.build(WIDTH, sites), layout, width=WIDTH, length=LENGTH)
+    held = sum(parameter.numel() for parameter in subject.start().parameters())
+    require(reading.parameters == held, f"measured {reading.parameters} parameters, the stream of {DEPTH} layers holds {held}")
+    require(reading.flops_per_token >= 0 and reading.bytes_per_token >= 0, f"a cost is negative: {reading}")

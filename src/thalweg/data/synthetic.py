@@ -1,0 +1,125 @@
+"""The frame of the synthetic tasks: their own random numbers, held-out seeds, options and chance levels."""
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+
+from thalweg import config
+from thalweg.data.task import IGNORED, Batch, Task, as_batch
+from thalweg.data.tasks import Request
+from thalweg.data.text.cache import digest_of
+from thalweg.errors import InputError
+
+PAD = 0  # fills a sequence up to the length asked for; never scored
+SCHEMA = 1  # raise when the same seed would give other sequences
+CHUNK = 64  # examples per generator: the order of examples does not depend on the batch size
+EVAL_EXAMPLES = 1024
+_STREAMS = ("train", "valid", "long")  # place in this list = part of the generator's seed; append only
+
+
+def at_least(options: Any, **least: int) -> None:
+    """Raises: InputError for a field of ``options`` below its least value."""
+    for name, bound in least.items():
+        if getattr(options, name) < bound:
+            raise InputError(f"{name} must be at least {bound}, got {getattr(options, name)}")
+
+
+class SyntheticTask(Task):
+    """Sequences from a rule, with the answers alone scored.
+
+    Every example comes from ``SeedSequence([stream, purpose, seed, chunk])``: train and held-out splits have other streams, and sampling
+    and evaluation other purposes, so an evaluation example meets a train example by chance only.
+    """
+
+    kind = "synthetic"
+    Options: ClassVar[type]
+
+    def __init__(self, name: str, options: Any):
+        self.name = name
+        self.options = options
+        self.fingerprint = digest_of({"task": type(self).__name__, "options": config.to_plain(options), "schema": SCHEMA})
+
+    @classmethod
+    def open(cls, rest: str, request: Request) -> "SyntheticTask":
+        """From ``vocab=16,half=12``. Raises: UnknownNameError, InputError."""
+        request.refuse_text_options()
+        kind = request.spec.partition(":")[0].strip()
+        values = config.parse_assignments([part for part in rest.split(",") if part.strip()], where=f"a parameter of {kind}")
+        return cls(request.spec, config.build(cls.Options, values, where=kind))
+
+    @abstractmethod
+    def examples(self, rng: np.random.Generator, count: int, split: str) -> tuple[np.ndarray, np.ndarray]:
+        """``count`` examples: ids and labels, [count t], -100 where not scored."""
+
+    @property
+    @abstractmethod
+    def values(self) -> range:
+        """Token numbers of the symbols that answers are made of."""
+
+    @abstractmethod
+    def chance(self) -> dict[str, float]:
+        """``chance`` (nats per scored token), ``chance_accuracy`` and ``chance_exact_match`` of the best guess that reads nothing."""
+
+    def nulls(self) -> dict[str, float]:
+        """Chance levels; ``uniform``, ln V in nats; and ``context_accuracy``: the token accuracy of naming, unbound, some value that stands
+        before the first answer (mean over 1,024 held-out examples), which a model reaches by looking at what occurs without remembering
+        what belongs to what.
+        """
+        ids, labels = self._chunks("valid", (1, 0), np.arange(EVAL_EXAMPLES))
+        scored = labels != IGNORED
+        before = np.cumsum(scored, axis=1) == 0
+        candidates = before & (ids >= self.values.start) & (ids < self.values.stop)
+        rows, places = np.nonzero(scored)
+        hits = (ids[rows] == labels[rows, places][:, None]) & candidates[rows]
+        share = hits.sum(1) / np.maximum(candidates[rows].sum(1), 1)
+        return {"uniform": float(np.log(self.vocab_size)), **self.chance(), "context_accuracy": float(share.mean())}
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "options": dataclasses.asdict(self.options)}
+
+    def _order(self, split: str, length: int, seed: int) -> Callable[[range], Batch]:
+        def draw(samples: range) -> Batch:
+            return _padded(self._chunks(split, (0, seed), np.arange(samples.start, samples.stop)), length)
+
+        return draw
+
+    def _held_out(self, split: str, length: int) -> tuple[int, Callable[[np.ndarray], Batch]]:
+        return EVAL_EXAMPLES, lambda chosen: _padded(self._chunks(split, (1, 0), chosen), length)
+
+    def _chunks(self, split: str, purpose: tuple[int, int], numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The examples with these ascending numbers."""
+        parts = []
+        for chunk in np.unique(numbers // CHUNK):
+            rng = np.random.default_rng([_STREAMS.index(split), *purpose, int(chunk)])
+            inside = numbers[numbers // CHUNK == chunk] % CHUNK
+            parts.append(tuple(part[inside] for part in self.examples(rng, CHUNK, split)))
+        ids, labels = zip(*parts, strict=True)
+        return np.concatenate(ids), np.concatenate(labels)
+
+
+def _padded(example: tuple[np.ndarray, np.ndarray], length: int) -> Batch:
+    ids, labels = example
+    room = ((0, 0), (0, length - ids.shape[1]))
+    return as_batch(np.pad(ids, room, constant_values=PAD), np.pad(labels, room, constant_values=IGNORED))
+
+
+def answers(ids: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Labels that score the columns ``places`` alone."""
+    labels = np.full_like(ids, IGNORED)
+    labels[:, places] = ids[:, places]
+    return labels
+
+
+def draw_other(rng: np.random.Generator, size: int, present: np.ndarray) -> np.ndarray:
+    """Uniform numbers below ``size``, other than ``present`` where that is not negative."""
+    fresh = rng.integers(size, size=present.shape)
+    other = rng.integers(size - 1, size=present.shape)
+    return np.where(present < 0, fresh, other + (other >= present))
+
+
+def choose_places(rng: np.random.Generator, allowed: np.ndarray, count: int) -> np.ndarray:
+    """``count`` distinct columns of each row among the allowed ones, in random order: [rows columns] of bool -> [rows count]."""
+    return np.argsort(np.where(allowed, rng.random(allowed.shape), 2.0), axis=1)[:, :count]

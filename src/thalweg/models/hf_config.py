@@ -1,0 +1,61 @@
+"""The configuration of the Hugging Face shell: the fields of ``DecoderConfig``, flat, under our names and theirs."""
+
+import dataclasses
+import difflib
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from transformers.configuration_utils import PreTrainedConfig
+
+from thalweg.config import build, to_plain
+from thalweg.errors import UnknownNameError
+
+if TYPE_CHECKING:  # registration must not load torch
+    from thalweg.models.config import DecoderConfig
+
+
+LENGTH = "max_position_embeddings"  # Hugging Face keeps ``max_length`` for generation; so ours is stored under this name
+
+
+class ThalwegConfig(PreTrainedConfig):
+    """``ThalwegConfig(vocab_size=..., width=..., depth=..., heads=..., connection=...)``: the fields of ``DecoderConfig`` and those of
+    Hugging Face (``hidden_size`` and the like are other names for ours; ``max_length`` is kept as ``max_position_embeddings``).
+
+    Raises: UnknownNameError, InputError, as ``DecoderConfig`` does.
+    """
+
+    model_type = "thalweg"
+    attribute_map: ClassVar[dict[str, str]] = {
+        "hidden_size": "width",
+        "num_hidden_layers": "depth",
+        "num_attention_heads": "heads",
+        "num_key_value_heads": "kv_heads",
+        "intermediate_size": "ffn_width",
+        "tie_word_embeddings": "tie_embeddings",
+    }
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        import thalweg.models.hf  # noqa: F401  # registers the model class: by now every import of transformers has ended
+        from thalweg.models.config import DecoderConfig
+
+        names = [f.name for f in dataclasses.fields(DecoderConfig)]
+        given = {("max_length" if key == LENGTH else self.attribute_map.get(key, key)): value for key, value in kwargs.items()}
+        own = {name: given.pop(name) for name in names if name in given}
+        for key in given:  # Hugging Face keeps whatever it does not know; a slip in one of our names is an error
+            if difflib.get_close_matches(key, names, n=1, cutoff=0.8):
+                raise UnknownNameError("key", key, names)
+        config = build(DecoderConfig, own, "config")
+        for name in names:
+            setattr(self, LENGTH if name == "max_length" else name, to_plain(getattr(config, name)))
+        super().__post_init__(**given)
+
+    def to_decoder(self) -> "DecoderConfig":
+        """The same as a ``DecoderConfig``, checked anew."""
+        from thalweg.models.config import DecoderConfig
+
+        stored = {f.name: LENGTH if f.name == "max_length" else f.name for f in dataclasses.fields(DecoderConfig)}
+        return build(DecoderConfig, {name: getattr(self, key) for name, key in stored.items() if hasattr(self, key)}, "config")
+
+    @classmethod
+    def of(cls, config: "DecoderConfig", **hugging_face: Any) -> "ThalwegConfig":
+        """From a ``DecoderConfig`` and any fields of Hugging Face (``pad_token_id`` and the like)."""
+        return cls(**{f.name: getattr(config, f.name) for f in dataclasses.fields(config)}, **hugging_face)

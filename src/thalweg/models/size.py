@@ -1,0 +1,168 @@
+"""How large a decoder is, known before it is built: parameters and FLOPs by part, activation and optimiser bytes."""
+
+import functools
+import json
+from dataclasses import dataclass
+
+import torch
+
+from thalweg import connections
+from thalweg.config import to_plain
+from thalweg.connections import cost
+from thalweg.models.activations import Activations, kept_activations
+from thalweg.models.config import DecoderConfig
+
+Counts = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size of a decoder on sequences of ``length`` tokens.
+
+    parameters: by part, each counted once (``unembedding`` is 0 where it is tied). flops: of one forward pass, per token, by part; a
+    multiply-add is two. Sublayers and unembedding count their matrix products; ``attention_scores`` counts whole rows, as
+    ``torch.utils.flop_counter`` does (a causal kernel does half); ``stream`` counts its element-wise work too, so that connections differ
+    by all they cost. activation_bytes: what autograd keeps for one sequence, logits and loss included.
+    """
+
+    config: DecoderConfig
+    length: int
+    dtype: str
+    parameters: dict[str, int]
+    flops: Counts
+    activations: Activations
+
+    @property
+    def total_parameters(self) -> int:
+        return sum(self.parameters.values())
+
+    @property
+    def non_embedding_parameters(self) -> int:
+        return self.total_parameters - self.parameters["embedding"] - self.parameters["unembedding"]
+
+    @property
+    def forward_flops(self) -> float:
+        """Per token."""
+        return sum(self.flops.values())
+
+    @property
+    def train_flops(self) -> float:
+        """Per token: the backward pass costs two forward passes; recomputing the blocks, one more of them."""
+        recomputed = self.forward_flops - self.flops["unembedding"] if self.config.gradient_checkpointing else 0.0
+        return 3 * self.forward_flops + recomputed
+
+    @property
+    def activation_bytes(self) -> int:
+        """For one sequence; with gradient checkpointing: block inputs and one block at a time."""
+        return self.activations.checkpointed if self.config.gradient_checkpointing else self.activations.full
+
+    def training_bytes(self, batch: int, states: int = 2) -> int:
+        """Weights, gradients and ``states`` optimiser tensors per weight (AdamW: two), all of the size of a weight, and activations."""
+        width = torch.finfo(getattr(torch, self.dtype)).bits // 8
+        return self.total_parameters * width * (2 + states) + batch * self.activation_bytes
+
+    def lines(self) -> list[str]:
+        """The plan as text: one line per part, then the totals."""
+        names = [*self.parameters, *(name for name in self.flops if name not in self.parameters)]
+        rows = [(name.replace("_", " "), self.parameters.get(name, 0), self.flops.get(name, 0.0)) for name in names]
+        rows.append(("total", self.total_parameters, self.forward_flops))
+        table = [f"{'part':<18}{'parameters':>16}{'FLOPs/token':>16}"]
+        table += [f"{name:<18}{count:>16,}{flops:>16,.0f}" for name, count, flops in rows]
+        recompute = " (blocks recomputed in the backward pass)" if self.config.gradient_checkpointing else ""
+        return [
+            *table,
+            f"without embeddings: {self.non_embedding_parameters:,} parameters",
+            f"training: {self.train_flops:,.0f} FLOPs per token{recompute}",
+            f"activations: {readable(self.activation_bytes)} for one sequence of {self.length} tokens in {self.dtype}",
+        ]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+
+def size_of(config: DecoderConfig, *, length: int | None = None, dtype: torch.dtype = torch.float32) -> Size:
+    """The size of ``config`` on sequences of ``length`` tokens (None: ``max_length``), weights and stream in ``dtype``.
+
+    Nothing large is allocated. Activations of more than four layers are extrapolated as ``connections.cost`` does.
+    Raises: InputError for a connection that needs real numbers to run.
+    """
+    length = config.max_length if length is None else length
+    return Size(
+        config, length, str(dtype).removeprefix("torch."), parameters(config), flops(config, length), kept_activations(config, length, dtype)
+    )
+
+
+def parameters(config: DecoderConfig) -> dict[str, int]:
+    """Parameters by part, each counted once."""
+    d, bias = config.width, int(config.bias)
+    counts = {"embedding": config.vocab_size * d, "unembedding": 0 if config.tie_embeddings else config.vocab_size * d}
+    stream, inner_norms = _stream(_key(config))
+    counts |= {"attention": 0, "feed_forward": 0, "stream": stream}
+    q, kv = d, config.key_value_heads * config.head_width
+    gates = {"none": 0, "head": config.heads, "element": d}[config.attention_gate]
+    attention = sum((d + bias) * out for out in (q, kv, kv, gates)) + (q + bias) * d + (2 * config.head_width if config.qk_norm else 0)
+    f = config.feed_forward_width
+    feed_forward = (2 if config.feed_forward == "swiglu" else 1) * (d + bias) * f + (f + bias) * d
+    for site, with_norm in zip(config.sites, inner_norms, strict=True):
+        if site.kind != "feed_forward":
+            counts["attention"] += attention + d * with_norm
+        if site.kind != "attention":
+            counts["feed_forward"] += feed_forward + f * with_norm
+    return counts
+
+
+def flops(config: DecoderConfig, length: int) -> Counts:
+    """Forward FLOPs per token by part; see :class:`Size`."""
+    d, f = config.width, config.feed_forward_width
+    kv = config.key_value_heads * config.head_width
+    gates = {"none": 0, "head": config.heads, "element": d}[config.attention_gate]
+    attentions = config.depth * sum(kind != "feed_forward" for kind in config.layers)
+    feed_forwards = config.depth * sum(kind != "attention" for kind in config.layers)
+    return {
+        "attention": 2.0 * attentions * d * (2 * d + 2 * kv + gates),
+        "attention_scores": 4.0 * attentions * length * d,
+        "feed_forward": 2.0 * feed_forwards * d * f * (3 if config.feed_forward == "swiglu" else 2),
+        "stream": stream_flops(config, length),
+        "unembedding": 2.0 * config.vocab_size * d,
+    }
+
+
+def stream_flops(config: DecoderConfig, length: int) -> float:
+    """Forward FLOPs per token of the connection, its norms included."""
+    return _stream_flops(_key(config), length)
+
+
+def _key(config: DecoderConfig) -> str:
+    """What the stream depends on, as text that a cache can hold."""
+    values = to_plain(config.stream_values())
+    return json.dumps([config.connection, config.width, config.depth, list(config.layers), values], sort_keys=True)
+
+
+def _make(key: str, sites=None) -> connections.Stream:
+    name, width, depth, kinds, values = json.loads(key)
+    return connections.create(name, width=width, sites=sites or connections.Site.stack(depth, kinds), **values)
+
+
+@functools.lru_cache(maxsize=256)
+def _stream(key: str) -> tuple[int, tuple[bool, ...]]:
+    """Parameters of the connection, its norms included; and for every site whether it asks for an inner norm there."""
+    with torch.device("meta"):
+        stream = _make(key)
+    count = sum(parameter.numel() for parameter in stream.parameters())
+    return count, tuple(stream.requirements(site).inner_norm for site in stream.layout)
+
+
+@functools.lru_cache(maxsize=256)
+def _stream_flops(key: str, length: int) -> float:
+    _, width, depth, kinds, _ = json.loads(key)
+    sites = connections.Site.stack(depth, kinds)
+    return cost.measure(lambda layout: _make(key, layout), sites, width=width, length=length).flops_per_token
+
+
+def readable(count: float) -> str:
+    """Bytes for a person: 1.5 GiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

@@ -1,0 +1,117 @@
+"""What a run will take, said before its first step: parameters, FLOPs, memory, time."""
+
+import os
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from thalweg import data
+from thalweg.data import Task
+from thalweg.models.size import readable, size_of
+from thalweg.training.config import TrainConfig
+from thalweg.training.determinism import derive_seed, pick_device, reproducible
+from thalweg.training.engine import Engine
+from thalweg.training.evaluation import held_out_length
+from thalweg.training.parallel import Ranks
+
+PROBE_STEPS = 3  # timed updates after one that warms up
+LONG_STEP = 10.0  # seconds; a first update that takes longer is the estimate itself
+
+
+@dataclass(frozen=True)
+class TrainPlan:
+    """The cost of a run. ``flops_per_token`` are those of training; memory in bytes per process; times in seconds.
+
+    memory: weights, gradients, optimiser and activations in float32, an upper bound under bfloat16; the interpreter is not counted.
+    seconds_per_step and seconds come from a few timed updates, not compiled, evaluation and saving left out; None without the probe.
+    """
+
+    connection: str
+    depth: int
+    width: int
+    heads: int
+    vocab_size: int
+    parameters: int
+    non_embedding_parameters: int
+    stream_parameters: int
+    steps: int
+    tokens: int
+    train_tokens_per_parameter: float
+    flops_per_token: float
+    flops: float
+    memory: int
+    device: str
+    seconds_per_step: float | None = None
+    seconds: float | None = None
+
+    def __str__(self) -> str:
+        lines = [
+            f"model       {self.connection}, depth {self.depth}, width {self.width}, {self.heads} heads, {self.vocab_size:,} tokens",
+            f"parameters  {self.parameters:,} ({self.non_embedding_parameters:,} without embeddings, {self.stream_parameters:,} of the stream)",
+            f"length      {self.steps:,} steps, {self.tokens:,} tokens ({self.train_tokens_per_parameter:.1f} per parameter)",
+            f"FLOPs       {self.flops_per_token:.3g} per token, {self.flops:.3g} in all",
+            f"memory      {readable(self.memory)} on {self.device}",
+        ]
+        if self.seconds is not None:
+            lines.append(f"time        {_duration(self.seconds)} ({self.seconds_per_step:.3g} s a step, without evaluation)")
+        return "\n".join(lines)
+
+
+def plan_of(
+    config: TrainConfig, *, task: Task | None = None, cache_dir: str | Path | None = None, probe: bool = True
+) -> TrainPlan:
+    """The plan of ``config`` for one of the processes that will run it.
+
+    task: the data, loaded already. probe: time a few updates (a throw-away model; nothing is written).
+    Raises: InputError as training would.
+    """
+    if task is None:
+        task = data.load(config.data, tokenizer=config.tokenizer, vocab_size=config.vocab_size, cache_dir=cache_dir)
+    device = pick_device(config.device)
+    longest = max(held_out_length(task, split, config) for split in task.splits)
+    model = config.decoder(task.vocab_size, longest)
+    size = size_of(model, length=config.sequence_length)
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    rows = max(config.batch_size // (config.accumulation * world), 1)
+    tokens = config.total_steps * config.tokens_per_step
+    per_step = _time_a_step(replace(config, batch_size=rows * config.accumulation), task) if probe else None
+    return TrainPlan(
+        connection=model.connection,
+        depth=model.depth,
+        width=model.width,
+        heads=model.heads,
+        vocab_size=model.vocab_size,
+        parameters=size.total_parameters,
+        non_embedding_parameters=size.non_embedding_parameters,
+        stream_parameters=size.parameters["stream"],
+        steps=config.total_steps,
+        tokens=tokens,
+        train_tokens_per_parameter=tokens / size.total_parameters,
+        flops_per_token=size.train_flops,
+        flops=size.train_flops * tokens,
+        memory=size.training_bytes(rows),
+        device=str(device),
+        seconds_per_step=per_step,
+        seconds=None if per_step is None else per_step * config.total_steps,
+    )
+
+
+def _time_a_step(config: TrainConfig, task: Task) -> float:
+    device = pick_device(config.device)
+    with reproducible(derive_seed(config.seed, 2), device, config.threads):
+        engine = Engine(replace(config, compile=False), task, device, Ranks())
+
+        def update() -> float:
+            began = time.perf_counter()
+            engine.gradients()
+            engine.update(1)
+            return time.perf_counter() - began
+
+        first = update()
+        return first if first > LONG_STEP else min(update() for _ in range(PROBE_STEPS))
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
