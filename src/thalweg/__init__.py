@@ -8,7 +8,18 @@ from thalweg._version import __version__
 
 _PARTS = ("connections", "data", "errors", "geometry", "models", "records", "studies", "testing", "training")
 
-__all__ = ["__version__", "connections", "data", "errors", "geometry", "models", "records", "studies", "testing", "training"]
+__all__ = [
+    "__version__",
+    "connections",
+    "data",
+    "errors",
+    "geometry",
+    "models",
+    "records",
+    "studies",
+    "testing",
+    "training",
+]
 
 
 def __getattr__(name: str) -> ModuleType:

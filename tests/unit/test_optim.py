@@ -26,7 +26,7 @@ def place(groups):
 def fill_gradients(model, seed):
     generator = torch.Generator().manual_seed(seed)
     for p in model.parameters():
-        p.grad = torch.randn(p.shape, generator=generator)
+        p.grad = torch.randn(p.shape, generator=generator, dtype=p.dtype)
 
 
 def test_every_parameter_is_in_exactly_one_group(model):
@@ -119,8 +119,6 @@ def test_fused_equals_the_textbook_adamw():
     state = {name: [p.detach().clone(), torch.zeros_like(p), torch.zeros_like(p)] for name, p in model.named_parameters()}
     for step in range(1, 6):
         fill_gradients(model, step)
-        for p in model.parameters():
-            p.grad = p.grad.double()
         for name, p in model.named_parameters():
             theta, m, v = state[name]
             m.mul_(0.9).add_(p.grad, alpha=0.1)

@@ -93,6 +93,7 @@ def test_lock_is_never_replaced(table, tmp_path):
     first = locks.write(path, "small", arms, {"H1": 0.9})
     assert locks.write(path, "small", arms, {"H1": 0.9}) == first == locks.read(path, "small")
     assert locks.differences(load(path), "small", arms, first) == []
+    assert locks.differences(load(path), "small", {"mgt": {"width": 8, "field_of_tomorrow": 1}}, first) == []
     assert "resolves mgt differently" in locks.differences(load(path), "small", {"mgt": {"width": 9}}, first)[0]
     with pytest.raises(InputError, match="give the changed plan a new name"):
         locks.write(path, "small", {"mgt": {"width": 9}}, {})

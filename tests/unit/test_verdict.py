@@ -126,12 +126,17 @@ def test_by_depth(at, value):
     assert by_depth({2: 0.2, 0: 0.8, 1: 0.5}, at, "H") == (value if value is None else pytest.approx(value))
 
 
-def test_depth_profile_takes_the_last_step_and_the_last_site_of_a_layer(plan):
+def test_depth_profile_of_states_and_of_sublayers(plan):
+    sublayers = [(0, 0, "a", 0.9), (5, 0, "a", 0.5), (5, 0, "f", 0.4), (5, 1, "a", 0.3), (5, 1, "f", 0.1)]
+    ends = [(5, 2, "stream.end", 0.2), (5, 2, "stream.left", 0.8)]
     rows = [
-        Measurement("effective_rank", v, layer=layer, site=site, step=step)
-        for step, layer, site, v in [(0, 0, "a", 0.9), (5, 0, "a", 0.5), (5, 0, "f", 0.4), (5, 1, "a", 0.3), (5, 1, "f", 0.2)]
+        Measurement(name, v, layer=layer, site=site, step=step)
+        for name, cases in (("effective_rank", sublayers + ends), ("gate.mean", sublayers))
+        for step, layer, site, v in cases
     ]
-    assert record(measures=rows).depth_profile("effective_rank") == {0: 0.4, 1: 0.2}
+    assert record(measures=rows).depth_profile("effective_rank") == {0: 0.5, 1: 0.3, 2: 0.2}
+    assert record(measures=rows).depth_profile("effective_rank", step=0) == {0: 0.9}
+    assert record(measures=rows).depth_profile("gate.mean") == {0: pytest.approx(0.45), 1: pytest.approx(0.2)}
     h = dataclasses.replace(plan.hypotheses[0], measure="effective_rank", at="last")
     assert observe(record(measures=rows), h).value == 0.2
 
@@ -143,7 +148,12 @@ def test_wrong_at(at):
 
 
 def test_store_round_trip(tmp_path):
-    rows = [Measurement("effective_rank", float("nan"), layer=0, step=5, stream="mean", n=16, low=0.1, high=0.2)]
+    rows = [
+        Measurement("effective_rank", float("nan"), layer=0, step=5, stream="mean", n=16, low=0.1, high=0.2),
+        Measurement("effective_rank", 0.25, layer=1, step=5, stream="mean", n=16, null=0.8, null_kind="Gaussian"),
+        Measurement("effective_rank", 0.5, layer=2, step=5, stream="mean", null=0.8, null_kind="Gaussian", site="stream.end"),
+        Measurement("jacobian", 2.0),
+    ]
     kept = dataclasses.replace(record(measures=rows, status="diverged"), metrics={"train/loss": [(1, float("nan")), (2, 3.0)]})
     write(tmp_path / "r.jsonl", kept)
     back = read(tmp_path / "r.jsonl")

@@ -205,8 +205,10 @@ class StreamSite(nn.Module):
             return state, None, None
         return (state, *following.read(state, tokens))
 
-    def gates(self, state: State, context: Context) -> dict[str, Tensor]:
+    def gates(self, state: State, context: Context, update: Tensor | None = None) -> dict[str, Tensor]:
         """Named gate values for measurement, each [b t] or [b t d]; empty where a connection has none.
+
+        update [b t d]: what the sublayer returned, for gates that look at it; they are left out without it.
 
         Names with a meaning across connections: ``gate`` (in [0, 1], on the update), ``beta`` (write strength), ``erase`` (the factor by
         which the old state is removed: 0 keep, 1 erase, 2 reflect, below 0 or above 2 amplify).

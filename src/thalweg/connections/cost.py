@@ -204,12 +204,7 @@ class _ElementCounter(TorchDispatchMode):
 # A conversion of dtype is data movement; elements per element read, for what is not element-wise.
 MOVES = {
     f"aten::{name}"
-    for name in (
-        "_to_copy copy_ clone cat stack empty_like empty empty_strided new_empty zeros ones full zeros_like ones_like full_like new_zeros new_ones "
-        "new_full arange eye scalar_tensor roll flip index gather scatter index_select repeat constant_pad_nd tril triu lift_fresh _unsafe_view "
-        "slice_scatter select_scatter index_put masked_fill where unbind split detach fill_ zero_ contiguous linspace "
-        "scalar_tensor _local_scalar_dense repeat_interleave"
-    ).split()
+    for name in ["_to_copy", "copy_", "clone", "cat", "stack", "empty_like", "empty", "empty_strided", "new_empty", "zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "arange", "eye", "scalar_tensor", "roll", "flip", "index", "gather", "scatter", "index_select", "repeat", "constant_pad_nd", "tril", "triu", "lift_fresh", "_unsafe_view", "slice_scatter", "select_scatter", "index_put", "masked_fill", "where", "unbind", "split", "detach", "fill_", "zero_", "contiguous", "linspace", "scalar_tensor", "_local_scalar_dense", "repeat_interleave"]
 }
 PRODUCTS = {f"aten::{name}" for name in ("mm", "bmm", "addmm", "baddbmm", "convolution", "_convolution")}
 REDUCTIONS = {

@@ -117,7 +117,7 @@ class DeltaSite(StreamSite):
         k = direction(self.update_norm(update), self.options.direction_eps)
         return (write if self.options.write_only else delta)(state, k, context.v, context.beta)
 
-    def gates(self, state, context):
+    def gates(self, state, context, update=None):
         erase = torch.zeros_like(context.beta) if self.options.write_only else context.beta
         return {"beta": context.beta, "erase": erase}
 

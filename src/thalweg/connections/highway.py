@@ -57,7 +57,7 @@ class HighwaySite(StreamSite):
     def write(self, state, update, context):
         return (context * self.update_norm(update) + (1 - context) * state).to(state.dtype)
 
-    def gates(self, state, context):
+    def gates(self, state, context, update=None):
         return {"gate": context, "erase": context}
 
     def reset_parameters(self):

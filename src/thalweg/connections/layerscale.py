@@ -1,6 +1,5 @@
 """LayerScale: each channel of an update has its own small learned factor."""
 
-import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -55,7 +54,7 @@ class LayerScaleSite(StreamSite):
     def write(self, state, update, context):
         return (state + wide(self.scale) * self.update_norm(update)).to(state.dtype)
 
-    def gates(self, state, context):
+    def gates(self, state, context, update=None):
         return {"beta": self.scale.expand_as(state)}
 
     def reset_parameters(self):

@@ -1,6 +1,5 @@
 """LayerNorm scaling: pre-norm whose norm output shrinks with the square root of the layer's index."""
 
-import dataclasses
 
 from thalweg.connections import register
 from thalweg.connections.additive import AdditiveSite

@@ -7,7 +7,6 @@ never to the parameter: what replaces parameters on their owner (sharding, loadi
 is seen by every site, and a deep copy keeps the sharing.
 """
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -68,7 +67,7 @@ class ReZeroSite(StreamSite):
     def write(self, state, update, context):
         return (state + wide(self.scalar.alpha) * self.update_norm(update)).to(state.dtype)
 
-    def gates(self, state, context):
+    def gates(self, state, context, update=None):
         return {"beta": self.scalar.alpha.expand(state.shape[:-1])}
 
 

@@ -1,12 +1,10 @@
 """Sub-LN: the additive connection with a second norm inside every sublayer and an initial gain set by the depth."""
 
-import dataclasses
 import math
 
 from thalweg.connections import register
 from thalweg.connections.additive import AdditiveSite
 from thalweg.connections.base import (
-    ConnectionOptions,
     Equivalence,
     Facts,
     Requirements,

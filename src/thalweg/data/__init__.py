@@ -7,6 +7,7 @@ from thalweg.data import tasks
 from thalweg.data.sampler import Sampler
 from thalweg.data.task import IGNORED, Batch, EvalBatches, Task, scored_tokens
 from thalweg.data.tasks import Opener, Request
+from thalweg.data.text.cache import cache_folder
 from thalweg.data.units import bits_per_byte, nats_per_token
 from thalweg.errors import InputError, UnknownNameError
 from thalweg.registry import Entry
@@ -69,6 +70,7 @@ __all__ = [
     "Sampler",
     "Task",
     "bits_per_byte",
+    "cache_folder",
     "entries",
     "load",
     "names",

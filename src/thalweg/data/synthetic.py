@@ -17,7 +17,7 @@ PAD = 0  # fills a sequence up to the length asked for; never scored
 SCHEMA = 1  # raise when the same seed would give other sequences
 CHUNK = 64  # examples per generator: the order of examples does not depend on the batch size
 EVAL_EXAMPLES = 1024
-_STREAMS = ("train", "valid", "long")  # place in this list = part of the generator's seed; append only
+_STREAMS = ("train", "valid", "longer")  # place in this list = part of the generator's seed; append only
 
 
 def at_least(options: Any, **least: int) -> None:

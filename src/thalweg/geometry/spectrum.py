@@ -96,7 +96,7 @@ def effective_rank(
 def relative_effective_rank(
     x: Float[Tensor, "*batch tokens width"], first: Float[Tensor, "*batch tokens width"], method: Method = "gram"
 ) -> Float[Tensor, "*batch"]:
-    """:func:`effective_rank` of x over that of ``first``; 0 where the first is zero. Shapes: [... tokens width] -> [...]."""
+    """:func:`effective_rank` of x over that of ``first``; 0 where that is 0. Shapes: [... tokens width] -> [...]."""
     rank, start = effective_rank(x, method=method), effective_rank(first, method=method)
     return torch.where(start > 0, rank / torch.where(start > 0, start, 1.0), 0.0)
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from thalweg.models.hf import ThalwegCache, ThalwegForCausalLM
     from thalweg.models.hf_config import ThalwegConfig
     from thalweg.models.matching import match_flops, match_parameters
-    from thalweg.models.size import Size, size
+    from thalweg.models.size import Size, size_of
     from thalweg.models.trace import SiteRecord, StreamTrace
 
 _HOMES = {
@@ -18,6 +18,7 @@ _HOMES = {
     "DecoderCache": "cache",
     "DecoderConfig": "config",
     "DecoderOutput": "decoder",
+    "Size": "size",
     "SiteRecord": "trace",
     "StreamTrace": "trace",
     "ThalwegCache": "hf",
@@ -25,6 +26,7 @@ _HOMES = {
     "ThalwegForCausalLM": "hf",
     "match_flops": "matching",
     "match_parameters": "matching",
+    "size_of": "size",
 }
 
 __all__ = [
@@ -33,12 +35,14 @@ __all__ = [
     "DecoderConfig",
     "DecoderOutput",
     "SiteRecord",
+    "Size",
     "StreamTrace",
     "ThalwegCache",
     "ThalwegConfig",
     "ThalwegForCausalLM",
     "match_flops",
     "match_parameters",
+    "size_of",
 ]
 
 

@@ -1,5 +1,6 @@
 """Bytes that autograd keeps for the backward pass, measured on tensors without data."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,14 +20,71 @@ SAMPLED_LAYERS = 4  # deeper networks are extrapolated from their first layers, 
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes for one sequence: everything kept; or, with gradient checkpointing, the inputs of all blocks and the largest block."""
+    """Bytes for one sequence: all that is kept; with gradient checkpointing, the inputs of the blocks and one block at a time."""
 
     full: int
     checkpointed: int
 
 
+def kept_activations(config: DecoderConfig, length: int, dtype: torch.dtype = torch.float32) -> Activations:
+    """Measure one sequence of ``length`` tokens, its logits and loss included; weights and stream in ``dtype``."""
+
+    @functools.cache
+    def measured(depth: int) -> tuple[int, int]:
+        return measure(config.replace(depth=depth, gradient_checkpointing=False), length, dtype)
+
+    full, before = (
+        extend(lambda depth: measured(depth)[0], depth) for depth in (config.depth, max(config.depth - 1, 1))
+    )
+    inputs = extend(lambda depth: measured(depth)[1], config.depth)
+    edges = 2 * measured(1)[0] - measured(2)[0]  # what one block and no block at all would keep
+    return Activations(full, min(full, edges + inputs + (full - before if config.depth > 1 else full - edges)))
+
+
+def extend(measured: Callable[[int], int], depth: int) -> int:
+    """The value at ``depth``; beyond the sampled layers, the quadratic through the last three of them."""
+    if depth <= SAMPLED_LAYERS:
+        return measured(depth)
+    two, three, four = (measured(SAMPLED_LAYERS - back) for back in (2, 1, 0))
+    steps = depth - SAMPLED_LAYERS
+    return four + steps * (four - three) + steps * (steps + 1) * (four - 2 * three + two) // 2
+
+
+def measure(config: DecoderConfig, length: int, dtype: torch.dtype) -> tuple[int, int]:
+    """Bytes that autograd keeps, and bytes of the states that enter the blocks."""
+    with torch.device("meta"):
+        decoder = Decoder(config)
+    with FakeTensorMode():
+        for (
+            module
+        ) in decoder.modules():  # as on a machine, but without memory: attention takes the kernel it would take there
+            for name, parameter in module.named_parameters(recurse=False):
+                setattr(
+                    module,
+                    name,
+                    nn.Parameter(torch.empty(parameter.shape, dtype=dtype), requires_grad=parameter.requires_grad),
+                )
+            for name, buffer in module.named_buffers(recurse=False):
+                setattr(
+                    module, name, torch.empty(buffer.shape, dtype=dtype if buffer.is_floating_point() else buffer.dtype)
+                )
+        embedding = torch.empty(1, length, config.width, dtype=dtype, requires_grad=True)
+        positions = torch.arange(length)[None]
+        view = TokenView(*angles(positions, config.head_width, config.rope_base, dtype))
+        entering = KeptBytes(decoder)
+        for block in decoder.blocks:
+            block.register_forward_pre_hook(
+                lambda _, args: [entering.pack(tensor) for tensor in tensors_of(args[0])] and None
+            )
+        with KeptBytes(decoder) as kept:
+            logits = decoder.unembed(decoder.run(embedding, Tokens(positions=positions), view))
+            next_token_loss(logits, torch.zeros(1, length, dtype=torch.long))
+    ids = positions.nbytes  # the embedding keeps the token ids
+    return kept.bytes + ids, entering.bytes
+
+
 class KeptBytes:
-    """A context that adds up the distinct storages autograd keeps inside it, those of ``module``'s parameters left out."""
+    """Inside it, adds up the distinct storages that autograd keeps, those of the parameters of ``module`` left out."""
 
     def __init__(self, module: nn.Module):
         self.known = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
@@ -48,34 +106,3 @@ class KeptBytes:
 
     def __exit__(self, *error: object) -> None:
         self.hooks.__exit__(*error)
-
-
-def kept_activations(config: DecoderConfig, length: int, dtype: torch.dtype = torch.float32) -> Activations:
-    """Measure one sequence of ``length`` tokens with its logits and loss; weights and stream in ``dtype``."""
-    counted = [_measure(config, depth, length, dtype) for depth in range(max(config.depth, 2) - 2, 0, -1)[:0] or _depths(config.depth)]
-    full = _extend([whole for whole, _ in counted], config.depth)
-    carried = _extend([inputs for _, inputs in counted], config.depth)
-    shallow = [_measure(config, depth, length, dtype)[0] for depth in (1, 2)]
-    block = max(shallow[1] - shallow[0], 0)
-    return Activations(full, full - config.depth * block + carried + block)
-
-
-def _depths(depth: int) -> list[int]:
-    return [depth] if depth <= SAMPLED_LAYERS else [SAMPLED_LAYERS - 2, SAMPLED_LAYERS - 1, SAMPLED_LAYERS]
-
-
-def _extend(values: list[int], depth: int) -> int:
-    """The quadratic through the values at two, three and four layers, at ``depth``; or the one value that was measured."""
-    if len(values) == 1:
-        return values[0]
-    two, three, four = values
-    steps = depth - SAMPLED_LAYERS
-    return four + steps * (four - three) + steps * (steps + 1) * (four - 2 * three + two) // 2
-
-
-def _measure(config: DecoderConfig, depth: int, length: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Bytes kept by a network of ``depth`` layers, and bytes of the inputs of its blocks."""
-    return 0, 0
-
-
-_Callable = Callable

@@ -21,7 +21,9 @@ class DecoderCache:
         """Note the tokens of this call, before the layers run; returns the mask of all tokens so far, this call included."""
         if mask is not None or self.mask is not None:
             device = mask.device if mask is not None else self.mask.device  # type: ignore[union-attr]  # one of the two is a tensor
-            past = self.mask if self.mask is not None else torch.ones(batch, self.length, dtype=torch.bool, device=device)
+            past = (
+                self.mask if self.mask is not None else torch.ones(batch, self.length, dtype=torch.bool, device=device)
+            )
             now = mask if mask is not None else torch.ones(batch, tokens, dtype=torch.bool, device=device)
             self.mask = torch.cat([past, now], dim=1)
         self.length += tokens
@@ -37,7 +39,7 @@ class DecoderCache:
         self.slots[index] = keys, values
         return keys, values
 
-    def select(self, rows: Int[Tensor, "rows"]) -> None:
+    def select(self, rows: Int[Tensor, " rows"]) -> None:
         """Reorder, repeat or drop rows of the batch (beam search, parallel sampling)."""
         self.slots = {index: (keys[rows], values[rows]) for index, (keys, values) in self.slots.items()}
         self.mask = None if self.mask is None else self.mask[rows]
@@ -48,9 +50,13 @@ class DecoderCache:
         if not tokens:
             return
         if self.memory.slots:
-            raise InputError("this connection looks along tokens, so its cache cannot be cropped; decode without an assistant")
+            raise InputError(
+                "this connection looks along tokens, so its cache cannot be cropped; decode without an assistant"
+            )
         self.length -= tokens
-        self.slots = {index: (keys[:, :, :-tokens], values[:, :, :-tokens]) for index, (keys, values) in self.slots.items()}
+        self.slots = {
+            index: (keys[:, :, :-tokens], values[:, :, :-tokens]) for index, (keys, values) in self.slots.items()
+        }
         self.mask = None if self.mask is None else self.mask[:, :-tokens]
 
     def reset(self) -> None:

@@ -74,8 +74,12 @@ class DecoderConfig:
                 f"width / heads must be even for rotary positions, got {self.width} / {self.heads} = {self.head_width}; change width or heads"
             )
         if self.heads % self.key_value_heads:
-            raise InputError(f"heads must be a multiple of kv_heads, got heads {self.heads} and kv_heads {self.kv_heads}")
-        object.__setattr__(self, "connection", connections.registry.entry(self.connection).name)  # an alias is the same connection
+            raise InputError(
+                f"heads must be a multiple of kv_heads, got heads {self.heads} and kv_heads {self.kv_heads}"
+            )
+        object.__setattr__(
+            self, "connection", connections.registry.entry(self.connection).name
+        )  # an alias is the same connection
         self.stream_options()
 
     @property

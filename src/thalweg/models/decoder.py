@@ -1,21 +1,22 @@
 """The decoder: embedding, a stream, blocks that write to it, unembedding."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from thalweg import connections
-from thalweg.connections import Stream
+from thalweg.connections import Stream, Tokens
 from thalweg.errors import InputError
 from thalweg.models.block import Block
 from thalweg.models.cache import DecoderCache
 from thalweg.models.config import DecoderConfig
 from thalweg.models.init import initialise, one_seed
-from thalweg.models.look import look
+from thalweg.models.look import check_ids, look
+from thalweg.models.sublayers import Sublayer, TokenView
 from thalweg.models.trace import StreamTrace
 from thalweg.ops.precision import wide
 
@@ -41,12 +42,15 @@ class Decoder(nn.Module):
         self.gradient_checkpointing = config.gradient_checkpointing
         with one_seed(generator) as seed:
             self.embedding = nn.Embedding(config.vocab_size, config.width)
-            self.stream = connections.create(config.connection, width=config.width, sites=config.sites, **config.stream_values())
-            if type(self.stream).advance is not Stream.advance:
-                raise InputError(f"connection {config.connection!r} must fuse in StreamSite.advance: Stream.advance is not called per block")
+            self.stream = connections.create(
+                config.connection, width=config.width, sites=config.sites, **config.stream_values()
+            )
+            check_stream(config.connection, self.stream)
             per_layer = len(config.layers)
             layers = [config.sites[i : i + per_layer] for i in range(0, len(config.sites), per_layer)]
-            self.blocks = nn.ModuleList(Block(config, sites, [self.stream.requirements(s) for s in sites]) for sites in layers)
+            self.blocks = nn.ModuleList(
+                Block(config, sites, [self.stream.requirements(s) for s in sites]) for sites in layers
+            )
             self.head = nn.Linear(config.width, config.vocab_size, bias=False)
             if config.tie_embeddings:
                 self.head.weight = self.embedding.weight
@@ -73,7 +77,10 @@ class Decoder(nn.Module):
         filled with what happened to the stream. logits_to_keep: the last n positions only (0: all).
         Raises: InputError for ids outside the vocabulary (on CPU), too long a sequence, or arguments that do not fit together; ShapeError.
         """
-        tokens, view = look(self.config, self.embedding.weight.dtype, input_ids, attention_mask, position_ids, segments, cache)
+        check_ids(input_ids, self.embedding.num_embeddings)
+        tokens, view = look(
+            self.config, self.embedding.weight.dtype, input_ids, attention_mask, position_ids, segments, cache
+        )
         if labels is not None and (labels.shape != input_ids.shape or logits_to_keep):
             raise InputError(
                 f"labels must be aligned with input_ids {tuple(input_ids.shape)} and need all logits, got labels {tuple(labels.shape)} "
@@ -83,7 +90,14 @@ class Decoder(nn.Module):
         logits = self.unembed(hidden[:, -logits_to_keep:] if logits_to_keep else hidden)
         return DecoderOutput(logits, None if labels is None else next_token_loss(logits, labels), cache)
 
-    def run(self, embedding: Tensor, tokens, view, cache: DecoderCache | None, trace: StreamTrace | None) -> Float[Tensor, "b t d"]:
+    def run(
+        self,
+        embedding: Float[Tensor, "b t d"],
+        tokens: Tokens,
+        view: TokenView,
+        cache: DecoderCache | None = None,
+        trace: StreamTrace | None = None,
+    ) -> Float[Tensor, "b t d"]:
         """Embedding [b t d] -> what the unembedding sees [b t d]."""
         sites: list[Any] = list(self.stream.sites)
         per_layer = len(self.config.layers)
@@ -98,7 +112,9 @@ class Decoder(nn.Module):
             here, following = sites[i * per_layer : (i + 1) * per_layer], next(iter(sites[(i + 1) * per_layer :]), None)
             if recompute:
                 carry = checkpoint(block, carry, here, following, tokens, view, use_reentrant=False)
-            elif recorded and not torch.compiler.is_compiling():  # growing shapes and lists: a compiled block would be compiled anew
+            elif (
+                recorded and not torch.compiler.is_compiling()
+            ):  # growing shapes and lists: a compiled block would be compiled anew
                 with torch.compiler.set_stance("force_eager"):
                     carry = block(carry, here, following, tokens, view, cache, trace)
             else:
@@ -107,6 +123,11 @@ class Decoder(nn.Module):
         if trace is not None:
             trace.left = hidden
         return hidden
+
+    @property
+    def sublayers(self) -> list[Sublayer]:
+        """Every sublayer, in the order of the sites."""
+        return [cast(Sublayer, sublayer) for block in self.blocks for sublayer in cast(Block, block).sublayers]
 
     def compile_blocks(self, **options: Any) -> None:
         """Compile every block with ``torch.compile(fullgraph=True, **options)``; blocks of one shape share one graph.
@@ -121,6 +142,16 @@ class Decoder(nn.Module):
         logits = self.head(hidden)
         cap = self.config.logit_softcap
         return logits if cap is None else (cap * torch.tanh(wide(logits) / cap)).to(logits.dtype)
+
+
+def check_stream(name: str, stream: Stream) -> None:
+    """What blocks and checkpoints need of a connection beyond the protocol. Raises: InputError."""
+    if type(stream).advance is not Stream.advance:
+        raise InputError(f"connection {name!r} must fuse in its site's advance: a block has its own sites only")
+    if any(module._non_persistent_buffers_set for module in stream.modules()):
+        raise InputError(
+            f"connection {name!r} must register its buffers as persistent: others are lost when a model is loaded"
+        )
 
 
 def next_token_loss(logits: Float[Tensor, "b t v"], labels: Int[Tensor, "b t"]) -> Float[Tensor, ""]:

@@ -22,8 +22,6 @@ class ThalwegCache(DecoderCache, Cache):
     """A ``DecoderCache`` under the names that ``generate`` calls."""
 
     layers = ()  # Hugging Face keeps its layers here; ours are the slots
-    is_compileable = False
-    is_sliding = is_linear = is_dummy = (False,)
 
     def __init__(self) -> None:
         DecoderCache.__init__(self)
@@ -48,6 +46,18 @@ class ThalwegCache(DecoderCache, Cache):
 
     def crop(self, tokens_to_remove: int) -> None:
         self.drop_last(-tokens_to_remove)
+
+    @property
+    def is_compileable(self) -> bool:
+        return False
+
+    @property
+    def is_sliding(self) -> list[bool]:
+        return [False]
+
+    @property
+    def is_linear(self) -> list[bool]:
+        return [False]
 
     @property
     def is_croppable(self) -> bool:
@@ -99,13 +109,13 @@ class ThalwegForCausalLM(PreTrainedModel, GenerationMixin):
     def get_input_embeddings(self) -> torch.nn.Module:
         return self.decoder.embedding
 
-    def set_input_embeddings(self, value: torch.nn.Module) -> None:
+    def set_input_embeddings(self, value: torch.nn.Embedding) -> None:
         self.decoder.embedding = value
 
     def get_output_embeddings(self) -> torch.nn.Module:
         return self.decoder.head
 
-    def set_output_embeddings(self, new_embeddings: torch.nn.Module) -> None:
+    def set_output_embeddings(self, new_embeddings: torch.nn.Linear) -> None:
         self.decoder.head = new_embeddings
 
     def forward(
@@ -128,7 +138,9 @@ class ThalwegForCausalLM(PreTrainedModel, GenerationMixin):
         There is no ``**kwargs``: an argument that this model does not know is a TypeError, not ignored.
         """
         if output_attentions or output_hidden_states:
-            raise InputError("output_attentions and output_hidden_states are not available; give model.decoder(...) a StreamTrace")
+            raise InputError(
+                "output_attentions and output_hidden_states are not available; give model.decoder(...) a StreamTrace"
+            )
         if cache is not None and past_key_values is not None:
             raise InputError("cache and past_key_values are two names of one argument; give one of them")
         memory = cache if cache is not None else past_key_values
@@ -148,9 +160,13 @@ class ThalwegForCausalLM(PreTrainedModel, GenerationMixin):
         result = CausalLMOutputWithPast(loss=out.loss, logits=out.logits, cache=memory)  # type: ignore[arg-type]  # a Cache or None
         return result.to_tuple() if return_dict is False else result
 
-    def _prepare_cache_for_generation(self, generation_config, model_kwargs, generation_mode, batch_size, max_cache_length) -> None:
+    def _prepare_cache_for_generation(
+        self, generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
+    ) -> None:
         if generation_config.cache_implementation not in (None, "dynamic"):
-            raise InputError(f"cache_implementation must be 'dynamic' (or left out), got {generation_config.cache_implementation!r}")
+            raise InputError(
+                f"cache_implementation must be 'dynamic' (or left out), got {generation_config.cache_implementation!r}"
+            )
         if model_kwargs.get("cache") is None and generation_config.use_cache is not False:
             model_kwargs["cache"] = ThalwegCache()
         elif model_kwargs.get("cache") is not None:
@@ -161,9 +177,14 @@ class ThalwegForCausalLM(PreTrainedModel, GenerationMixin):
         """Load a saved model. Raises: CheckpointError for parameters that are missing, unexpected or of another shape."""
         wanted = kwargs.pop("output_loading_info", False)
         try:
-            model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
+            loaded: Any = super().from_pretrained(
+                pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
+            )
         except SafetensorError as error:
-            raise CheckpointError(f"{pretrained_model_name_or_path}: the weights cannot be read ({error}); the file is broken") from error
+            raise CheckpointError(
+                f"{pretrained_model_name_or_path}: the weights cannot be read ({error}); the file is broken"
+            ) from error
+        model, info = loaded
         for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
             if found := info.get(problem):
                 names = ", ".join(sorted(str(key) for key in found)[:3])

@@ -13,7 +13,9 @@ if TYPE_CHECKING:  # registration must not load torch
     from thalweg.models.config import DecoderConfig
 
 
-LENGTH = "max_position_embeddings"  # Hugging Face keeps ``max_length`` for generation; so ours is stored under this name
+LENGTH = (
+    "max_position_embeddings"  # Hugging Face keeps ``max_length`` for generation; so ours is stored under this name
+)
 
 
 class ThalwegConfig(PreTrainedConfig):
@@ -38,7 +40,10 @@ class ThalwegConfig(PreTrainedConfig):
         from thalweg.models.config import DecoderConfig
 
         names = [f.name for f in dataclasses.fields(DecoderConfig)]
-        given = {("max_length" if key == LENGTH else self.attribute_map.get(key, key)): value for key, value in kwargs.items()}
+        given = {
+            ("max_length" if key == LENGTH else self.attribute_map.get(key, key)): value
+            for key, value in kwargs.items()
+        }
         own = {name: given.pop(name) for name in names if name in given}
         for key in given:  # Hugging Face keeps whatever it does not know; a slip in one of our names is an error
             if difflib.get_close_matches(key, names, n=1, cutoff=0.8):
@@ -53,7 +58,9 @@ class ThalwegConfig(PreTrainedConfig):
         from thalweg.models.config import DecoderConfig
 
         stored = {f.name: LENGTH if f.name == "max_length" else f.name for f in dataclasses.fields(DecoderConfig)}
-        return build(DecoderConfig, {name: getattr(self, key) for name, key in stored.items() if hasattr(self, key)}, "config")
+        return build(
+            DecoderConfig, {name: getattr(self, key) for name, key in stored.items() if hasattr(self, key)}, "config"
+        )
 
     @classmethod
     def of(cls, config: "DecoderConfig", **hugging_face: Any) -> "ThalwegConfig":

@@ -2,12 +2,17 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from thalweg.models.sublayers import Map, Sublayer
+from thalweg.connections import Requirements
+from thalweg.models.sublayers import Map
 from thalweg.ops.norms import Norm
+
+if TYPE_CHECKING:
+    from thalweg.models.decoder import Decoder
 
 
 @contextmanager
@@ -23,26 +28,25 @@ def one_seed(generator: torch.Generator | None) -> Iterator[int]:
 
 
 @torch.no_grad()
-def initialise(decoder: nn.Module, seed: int) -> None:
-    """Give every parameter of a ``Decoder`` its start, from ``seed``; uses the global CPU generator."""
+def initialise(decoder: "Decoder", seed: int) -> None:
+    """Give every parameter its start, from ``seed``; uses the global CPU generator."""
     torch.default_generator.manual_seed(seed)
     config = decoder.config
     nn.init.normal_(decoder.embedding.weight, std=config.embedding_std)
     if not config.tie_embeddings:
         nn.init.normal_(decoder.head.weight, std=config.initial_std)
-    for block in decoder.blocks:
-        for sublayer in block.sublayers:
-            for linear_map in sublayer.maps():
-                initialise_map(linear_map, sublayer, config.initial_std)
-            for module in sublayer.modules():
-                if isinstance(module, Norm):
-                    module.reset_parameters()
+    for sublayer in decoder.sublayers:
+        for linear_map in sublayer.maps():
+            initialise_map(linear_map, sublayer.requirements, config.initial_std)
+        for module in sublayer.modules():
+            if isinstance(module, Norm):
+                module.reset_parameters()
     decoder.stream.reset_parameters()
 
 
-def initialise_map(linear_map: Map, sublayer: Sublayer, std: float) -> None:
+def initialise_map(linear_map: Map, required: Requirements, std: float) -> None:
     """Normal weights of the required size, zero bias."""
-    required, linear = sublayer.requirements, linear_map.linear
+    linear = linear_map.linear
     if required.init == "xavier":
         std = (2 / (linear.in_features + linear.out_features)) ** 0.5
     gain = (required.gain if linear_map.gained else 1.0) * (required.output_gain if linear_map.last else 1.0)

@@ -22,7 +22,6 @@ def look(
     cache: DecoderCache | None,
 ) -> tuple[Tokens, TokenView]:
     """Who is real, where everybody stands and who may see whom. Raises: InputError, ShapeError."""
-    check_ids(config, input_ids)
     batch, length = input_ids.shape
     past = 0 if cache is None else cache.length
     if past + length > config.max_length:
@@ -31,33 +30,49 @@ def look(
         )
     if segments is not None and cache is not None:
         raise InputError("packed documents (segments) cannot be decoded with a cache; pass one document per row")
+    if position_ids is not None and position_ids.shape == (1, length):
+        position_ids = position_ids.expand(batch, length)
     for name, value in (("position_ids", position_ids), ("segments", segments)):
         if value is not None and value.shape != input_ids.shape:
-            raise ShapeError(f"{name} must have the shape of input_ids {tuple(input_ids.shape)}, got {tuple(value.shape)}")
+            raise ShapeError(
+                f"{name} must have the shape of input_ids {tuple(input_ids.shape)}, got {tuple(value.shape)}"
+            )
     mask = None if attention_mask is None else present(attention_mask, batch, length, past)
     seen = cache.see(mask, batch, length) if cache is not None else mask
     positions = position_ids if position_ids is not None else count(input_ids, seen, segments, past)
-    view = TokenView(*angles(positions, config.head_width, config.rope_base, dtype), allowed(seen, segments, past, length, input_ids.device))
+    view = TokenView(
+        *angles(positions, config.head_width, config.rope_base, dtype),
+        allowed(seen, segments, past, length, input_ids.device),
+    )
     return Tokens(mask, positions, segments, None if cache is None else cache.memory), view
 
 
-def check_ids(config: DecoderConfig, input_ids: Tensor) -> None:
+def check_ids(input_ids: Tensor, vocab_size: int) -> None:
+    """Raises: InputError, ShapeError for what no embedding can look up."""
     if input_ids.dtype not in (torch.int64, torch.int32):
         raise InputError(f"input_ids must be integers (int64 or int32), got {input_ids.dtype}")
     if input_ids.ndim != 2 or 0 in input_ids.shape:
-        raise ShapeError(f"input_ids must be [batch, tokens] with at least one of each, got shape {tuple(input_ids.shape)}")
+        raise ShapeError(
+            f"input_ids must be [batch, tokens] with at least one of each, got shape {tuple(input_ids.shape)}"
+        )
     if torch.compiler.is_compiling() or input_ids.device.type != "cpu":
         return  # looking at the values would break the graph or wait for the device
     low, high = (int(value) for value in input_ids.aminmax())
-    if low < 0 or high >= config.vocab_size:
-        raise InputError(f"token ids must lie in 0..{config.vocab_size - 1} (vocab_size {config.vocab_size}), got {low}..{high}")
+    if low < 0 or high >= vocab_size:
+        raise InputError(f"token ids must lie in 0..{vocab_size - 1} (vocab_size {vocab_size}), got {low}..{high}")
 
 
 def present(attention_mask: Tensor, batch: int, length: int, past: int) -> Bool[Tensor, "b t"]:
     """The part of the mask that belongs to this call; the cache remembers the rest."""
-    if attention_mask.ndim != 2 or attention_mask.shape[0] != batch or attention_mask.shape[1] not in (length, past + length):
+    if (
+        attention_mask.ndim != 2
+        or attention_mask.shape[0] != batch
+        or attention_mask.shape[1] not in (length, past + length)
+    ):
         wanted = f"[{batch}, {length}]" + (f" or [{batch}, {past + length}]" if past else "")
-        raise ShapeError(f"attention_mask must be {wanted} (one entry per token), got shape {tuple(attention_mask.shape)}")
+        raise ShapeError(
+            f"attention_mask must be {wanted} (one entry per token), got shape {tuple(attention_mask.shape)}"
+        )
     return attention_mask[:, -length:].bool()
 
 

@@ -18,7 +18,9 @@ def angles(
     return phase.cos(), phase.sin()
 
 
-def rotate(x: Float[Tensor, "b h t w"], cos: Float[Tensor, "b t half"], sin: Float[Tensor, "b t half"]) -> Float[Tensor, "b h t w"]:
+def rotate(
+    x: Float[Tensor, "b h t w"], cos: Float[Tensor, "b t half"], sin: Float[Tensor, "b t half"]
+) -> Float[Tensor, "b h t w"]:
     """Turn the pairs (x[i], x[i + w/2]) of every head; the product runs in the dtype of the angles, the result has that of ``x``."""
     first, second = x.chunk(2, dim=-1)
     cos, sin = cos[:, None], sin[:, None]

@@ -88,7 +88,12 @@ def size_of(config: DecoderConfig, *, length: int | None = None, dtype: torch.dt
     """
     length = config.max_length if length is None else length
     return Size(
-        config, length, str(dtype).removeprefix("torch."), parameters(config), flops(config, length), kept_activations(config, length, dtype)
+        config,
+        length,
+        str(dtype).removeprefix("torch."),
+        parameters(config),
+        flops(config, length),
+        kept_activations(config, length, dtype),
     )
 
 
@@ -100,7 +105,11 @@ def parameters(config: DecoderConfig) -> dict[str, int]:
     counts |= {"attention": 0, "feed_forward": 0, "stream": stream}
     q, kv = d, config.key_value_heads * config.head_width
     gates = {"none": 0, "head": config.heads, "element": d}[config.attention_gate]
-    attention = sum((d + bias) * out for out in (q, kv, kv, gates)) + (q + bias) * d + (2 * config.head_width if config.qk_norm else 0)
+    attention = (
+        sum((d + bias) * out for out in (q, kv, kv, gates))
+        + (q + bias) * d
+        + (2 * config.head_width if config.qk_norm else 0)
+    )
     f = config.feed_forward_width
     feed_forward = (2 if config.feed_forward == "swiglu" else 1) * (d + bias) * f + (f + bias) * d
     for site, with_norm in zip(config.sites, inner_norms, strict=True):

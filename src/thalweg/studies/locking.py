@@ -9,7 +9,7 @@ from thalweg._version import __version__
 from thalweg.errors import CheckpointError, InputError
 from thalweg.records import jsonl
 from thalweg.records.files import atomic_write_text
-from thalweg.studies.plan import Plan, digest, load
+from thalweg.studies.plan import Plan, load
 
 LOCK_SCHEMA = 1
 
@@ -20,7 +20,7 @@ class Lock:
 
     plan_hash: str
     scale: str
-    arms: dict[str, str]
+    arms: dict[str, dict[str, Any]]
     locked: str
     version: str
     power: dict[str, float]
@@ -41,14 +41,14 @@ def write(plan_path: str | Path, scale: str, arms: dict[str, dict[str, Any]], po
     lock = Lock(
         plan.hash(),
         scale,
-        {name: digest(table) for name, table in arms.items()},
+        arms,
         datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         __version__,
         power,
     )
     if path.exists():
         old = read(plan_path, scale)
-        if (old.plan_hash, old.arms) == (lock.plan_hash, lock.arms):
+        if not differences(plan, scale, arms, old):
             return old
         raise InputError(f"{path} locks another version of this plan; runs may rest on it: give the changed plan a new name")
     atomic_write_text(path, jsonl.encode({"schema": LOCK_SCHEMA, "kind": "plan-lock", **lock.__dict__}, indent=1) + "\n")
@@ -73,8 +73,12 @@ def differences(plan: Plan, scale: str, arms: dict[str, dict[str, Any]], lock: L
     found = []
     if plan.hash() != lock.plan_hash:
         found.append("the plan was edited after it was locked")
-    now = {name: digest(table) for name, table in arms.items()}
-    changed = sorted(name for name in now.keys() | lock.arms.keys() if now.get(name) != lock.arms.get(name))
+    changed = sorted(name for name in arms.keys() | lock.arms.keys() if not _agree(arms.get(name), lock.arms.get(name)))
     if changed and not found:
         found.append(f"this version of the package resolves {', '.join(changed)} differently than thalweg {lock.version} did at the lock")
     return found
+
+
+def _agree(now: dict[str, Any] | None, locked: dict[str, Any] | None) -> bool:
+    """Whether an arm resolves as it did; a field that a later version added is not a difference."""
+    return now is not None and locked is not None and all(now.get(key) == value for key, value in locked.items())

@@ -1,7 +1,7 @@
 """From a plan to the exact training configuration of every arm; sizes are matched here, by the package."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from thalweg import config
@@ -62,5 +62,16 @@ def tables(arms: dict[str, TrainConfig]) -> dict[str, dict[str, Any]]:
 
 
 def fingerprint(run: TrainConfig) -> str:
-    """Identity of a run: everything that decides its numbers, so that plans share runs and a changed default is seen."""
-    return digest({k: v for k, v in config.to_plain(run).items() if k not in FREE})
+    """Identity of a run: the values that it states, those that decide its numbers and differ from the defaults.
+
+    Defaults stay out, so that a field added by a later version leaves old records findable; :func:`conflicts` sees a changed default.
+    """
+    defaults = config.to_plain(TrainConfig())
+    stated = {k: v for k, v in config.to_plain(run).items() if k not in FREE and v != defaults.get(k)}
+    return digest(stated)
+
+
+def conflicts(recorded: Mapping[str, Any], run: TrainConfig) -> list[str]:
+    """Fields on which a record and ``run`` disagree, of those that both know."""
+    now = config.to_plain(run)
+    return [key for key in sorted(recorded.keys() & now.keys()) if key not in FREE and recorded[key] != now[key]]

@@ -11,7 +11,7 @@ from thalweg.errors import ExitCode, InputError, ThalwegError
 from thalweg.records.run import RunFolder
 from thalweg.studies import locking as locks
 from thalweg.studies.plan import Plan, load
-from thalweg.studies.resolve import fingerprint, resolve, tables
+from thalweg.studies.resolve import conflicts, fingerprint, resolve, tables
 from thalweg.studies.store import RunRecord, Store
 from thalweg.studies.tuning import Tuning, search
 from thalweg.training.config import TrainConfig
@@ -62,7 +62,13 @@ class Study:
 
     def look_up(self, run: TrainConfig) -> RunRecord | None:
         """The record of a run, if it was ever finished by any plan of this folder."""
-        return self.store.find(fingerprint(run), run.connection, run.seed)
+        record = self.store.find(fingerprint(run), run.connection, run.seed)
+        if record is not None and (fields := conflicts(record.config, run)):
+            raise InputError(
+                f"the record of {run.connection} seed {run.seed} ({record.fingerprint[:12]}) was made with other defaults for "
+                f"{', '.join(fields)}; state them in the plan as they were, or remove the record"
+            )
+        return record
 
     def tuning(self, arm: str) -> Tuning:
         """Where the learning rate of an arm stands."""

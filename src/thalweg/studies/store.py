@@ -56,11 +56,20 @@ class RunRecord:
         return series[-1][1] if series else None
 
     def depth_profile(self, measure: str, step: int | None = None) -> dict[int, float]:
-        """layer -> value of a measure at ``step`` (default: the last one measured); of several sites in a layer the last counts."""
-        rows = [row for row in self.measures if row.measure == measure and row.layer is not None]
+        """layer -> value of a measure at ``step`` (default: the last one measured).
+
+        Measures of states (those with a row at ``stream.end``): the state that enters each layer, and under the number of layers the one
+        that leaves the last, before the final norm. Others: the mean over the sites of a layer.
+        """
+        rows = [row for row in self.measures if row.measure == measure and row.layer is not None and row.site != "stream.left"]
         steps = {row.step for row in rows if row.step is not None}
         wanted = step if step is not None else max(steps, default=None)
-        return {row.layer: row.value for row in rows if row.step == wanted and row.layer is not None}
+        by_layer: dict[int, list[float]] = {}
+        for row in rows:
+            if row.step == wanted and row.layer is not None:
+                by_layer.setdefault(row.layer, []).append(row.value)
+        of_states = any(row.site == "stream.end" for row in rows)
+        return {layer: values[0] if of_states else sum(values) / len(values) for layer, values in by_layer.items()}
 
 
 class Store:
@@ -123,7 +132,7 @@ def write(path: str | Path, record: RunRecord) -> None:
     for name, series in record.metrics.items():
         steps, values = [s for s, _ in series], [float(f"{v:.9g}") for _, v in series]
         lines.append(jsonl.encode({"series": name, "unit": record.units.get(name, ""), "steps": steps, "values": values}))
-    lines.extend(row.to_line() for row in record.measures)
+    lines.extend(jsonl.encode(group) for group in _columns(record.measures))
     atomic_write_text(path, "".join(f"{line}\n" for line in lines))
 
 
@@ -143,7 +152,7 @@ def read(path: str | Path) -> RunRecord:
                 metrics[row["series"]] = list(zip(row["steps"], jsonl.numbers(row["values"]), strict=True))
                 units[row["series"]] = row["unit"]
             else:
-                measures.extend([Measurement(**{k: v if k == "stream" else jsonl.number(v) for k, v in row.items()})])
+                measures.extend(_rows(row))
         return RunRecord(
             head["fingerprint"],
             head["config"],
@@ -159,6 +168,35 @@ def read(path: str | Path) -> RunRecord:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is a broken study record ({type(error).__name__}: {error}); remove it and run the study again") from None
+
+
+# Fields that differ from row to row of one measure; the others are written once for a group.
+_VARYING = ("site", "layer", "branch", "value", "low", "high", "null", "n")
+
+
+def _columns(measures: Measurements) -> list[dict[str, Any]]:
+    """Rows grouped by what they share, a column for what varies; numbers to 6 digits."""
+    groups: dict[tuple, dict[str, Any]] = {}
+    for row in measures:
+        table = {k: v for k, v in row.to_row().items() if v not in (None, "")}
+        shared = {k: v for k, v in table.items() if k not in _VARYING}
+        group = groups.setdefault(tuple(sorted((k, str(v)) for k, v in shared.items())), {**shared, "columns": {}})
+        count = len(next(iter(group["columns"].values()), ()))
+        for name in _VARYING:
+            if name in table or name in group["columns"]:
+                column = group["columns"].setdefault(name, [None] * count)
+                value = table.get(name)
+                column.append(float(f"{value:.6g}") if isinstance(value, float) else value)
+    return list(groups.values())
+
+
+def _rows(group: dict[str, Any]) -> list[Measurement]:
+    columns = {name: jsonl.numbers(values) for name, values in group["columns"].items()}
+    shared = {k: v for k, v in group.items() if k != "columns"}
+    return [
+        Measurement(**shared, **{name: value for name, value in zip(columns, row, strict=True) if value is not None})
+        for row in zip(*columns.values(), strict=True)
+    ]
 
 
 def _thin(series: list[tuple[int, float]]) -> list[tuple[int, float]]:

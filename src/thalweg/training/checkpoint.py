@@ -13,6 +13,7 @@ earlier ones and perhaps a hidden folder, which the next save removes.
 import hashlib
 import json
 import os
+import pickle
 import re
 import shutil
 from collections.abc import Mapping
@@ -50,8 +51,11 @@ class Checkpoint:
         return load_file(self.path / WEIGHTS)
 
     def state(self) -> dict[str, Any]:
-        """What was saved beside the weights, on the CPU; read without executing anything that the file may contain."""
-        return torch.load(self.path / STATE, map_location="cpu", weights_only=True)
+        """What was saved beside the weights, on the CPU; nothing that the file may contain is executed. Raises: CheckpointError."""
+        try:
+            return torch.load(self.path / STATE, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError:
+            raise CheckpointError(f"{self.path / STATE} holds more than tensors and plain values; it is not loaded") from None
 
 
 def list_steps(folder: Path) -> list[int]:

@@ -43,7 +43,8 @@ class TrainConfig:
     the loss exceeds ``diverge_factor`` times the first loss for ``diverge_patience`` updates in a row, or when at an evaluation the root mean
     square of some state of the stream exceeds ``diverge_rms``.
 
-    Record: ``log_every``, ``eval_every``, ``save_every`` (None: at each evaluation) and ``measure_every`` (None: only at the end) in steps.
+    Record: ``log_every``, ``eval_every``, ``save_every`` (None: at each evaluation) and ``measure_every`` (None: at
+    the start and at the end) in steps. ``geometry``: whether the stream is measured then.
 
     Raises: InputError for values that are not allowed.
     """
@@ -86,6 +87,7 @@ class TrainConfig:
     eval_batches: int = 8
     save_every: int | None = None
     measure_every: int | None = None
+    geometry: bool = True
     # divergence
     diverge_factor: float = 2.0
     diverge_patience: int = 20

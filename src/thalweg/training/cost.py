@@ -14,10 +14,13 @@ class Meter:
     def __init__(self, device: torch.device):
         self.device = device
         self.seconds, self.tokens = 0.0, 0
-        self._peak_before = 0
+        self._peak_before, self._held = 0, False
         reset_peak_memory(device)
 
     def add(self, seconds: float, tokens: int) -> None:
+        if self._held:
+            reset_peak_memory(self.device)
+            self._held = False
         self.seconds += seconds
         self.tokens += tokens
 
@@ -28,7 +31,16 @@ class Meter:
     @property
     def peak_memory(self) -> int:
         """Bytes: of tensors on a GPU; of the whole process on a CPU."""
-        return max(self._peak_before, peak_memory(self.device))
+        return self._peak_before if self._held else max(self._peak_before, peak_memory(self.device))
+
+    def hold_peak(self) -> None:
+        """Leave what comes now out of the peak, until the next update."""
+        self._peak_before, self._held = self.peak_memory, True
+
+    def restart_peak(self) -> None:
+        """Forget the peak so far."""
+        reset_peak_memory(self.device)
+        self._peak_before, self._held = 0, False
 
     def state_dict(self) -> dict[str, float]:
         return {"seconds": self.seconds, "tokens": self.tokens, "peak_memory": self.peak_memory}

@@ -22,6 +22,7 @@ from thalweg.training.divergence import DivergenceRule
 from thalweg.training.engine import Engine, Gradients
 from thalweg.training.evaluation import unit_of
 from thalweg.training.events import Event, EventKind, Listener
+from thalweg.training.geometry import geometry_of, stability_measurements
 from thalweg.training.parallel import Ranks, process_group
 from thalweg.training.result import RunResult
 from thalweg.training.signals import Interrupted, StopRequests
@@ -49,7 +50,8 @@ def train(
     resume: continue after the last checkpoint (from the start if none was written yet); a run that has ended gives its recorded result.
     Bitwise the uninterrupted run on the same kind of machine, versions, threads and ranks; whatever differs is noted in the record.
     on_event: hears what happens (progress, trackers); on the first rank only. stop: asked after each update; True ends the run as
-    ``interrupted``. measure: gives measurements of the model at a step, every ``measure_every`` steps and at the end. task: the data, loaded
+    ``interrupted``. measure: gives measurements of the model at a step, at the start, every
+    ``measure_every`` steps and at the end (default: the geometry of the stream, unless the configuration or FSDP forbids). task: the data, loaded
     already (default: what the configuration names, with its cache in ``cache_dir``). arm, plan_hash: written into the record.
     Divergence is a result, not an error.
     Raises: InputError for what cannot be trained; CheckpointError for a checkpoint that is damaged, foreign or of another configuration,
@@ -70,6 +72,8 @@ def train(
             ranks.first_does(lambda: _load(config, cache_dir) and None)  # fills the cache before the other ranks read it
             task = _load(config, cache_dir)
         engine = Engine(config, task, device, ranks)
+        if measure is None and config.geometry and engine.wrapped.kind != "fsdp":
+            measure = geometry_of(config, task)
         if not resume:
             table = configs.to_plain(config)
             where = {"arm": arm, "plan_hash": plan_hash, "seed": config.seed, "device": str(device)}
@@ -125,6 +129,8 @@ class _Loop:
             self.tell("start", text=f"{self.engine.parameters:,} parameters on {self.engine.device}, {self.ranks.world} process(es)")
             if self.step == 0:
                 self.evaluate()
+                self.take_measures()
+                self.meter.restart_peak()  # what measuring took is not what training takes
                 self.save()
             return self.updates()
         except Interrupted:
@@ -210,8 +216,9 @@ class _Loop:
 
     def take_measures(self) -> None:
         every = self.config.measure_every
-        due = self.step == self.steps or (every is not None and self.step % every == 0)
+        due = self.step in (0, self.steps) or (every is not None and self.step % every == 0)
         if self.measure is not None and due and (self.ranks.first or self.engine.wrapped.kind == "fsdp"):
+            self.meter.hold_peak()
             self.add_measures(self.measure(self.engine.model, self.step))
 
     def add_measures(self, rows: Iterable[Measurement]) -> None:
@@ -298,6 +305,8 @@ class _Loop:
         raise Interrupted(f"interrupted ({asked}) after step {self.step} of {self.steps}; saved, resume with the same command and --resume")
 
     def finish(self, status: str, reason: str = "") -> RunResult:
+        if status in ENDED and self.ranks.first:
+            self.add_measures(self.stability())
         result = RunResult(
             status,
             self.step,
@@ -316,6 +325,12 @@ class _Loop:
             self.folder.finish(status, result.to_plain())
         self.tell("end", text=f"{status}: {reason}" if reason else status)
         return result
+
+    def stability(self) -> Iterable[Measurement]:
+        """How smoothly the run went, from the series that it logged."""
+        losses = [value for _, value in self.folder.metrics("train/loss")]
+        norms = [value for step, value in self.folder.metrics("gradient/norm") if step > self.config.warmup_steps]
+        return stability_measurements(losses, norms, warmup=0).stamped(step=self.step)
 
     def cost(self) -> dict[str, float]:
         return {

@@ -16,31 +16,31 @@ FIRST_SYMBOL = 2
 @dataclass(frozen=True)
 class CopyOptions:
     """vocab: symbols; half: length of what is copied; min_half: its least length in training and validation (None: always ``half``);
-    long: its length in the split ``long`` (None: twice ``half``).
+    longer: its length in the split ``longer`` (None: twice ``half``).
     """
 
     vocab: int = 16
     half: int = 12
     min_half: int | None = None
-    long: int | None = None
+    longer: int | None = None
 
     def __post_init__(self) -> None:
         at_least(self, vocab=2, half=1)
         if self.min_half is not None and not 1 <= self.min_half <= self.half:
             raise InputError(f"min_half must be from 1 to half={self.half}, got {self.min_half}")
-        if self.long is not None and self.long < 1:
-            raise InputError(f"long must be at least 1, got {self.long}")
+        if self.longer is not None and self.longer < 1:
+            raise InputError(f"longer must be at least 1, got {self.longer}")
 
 
 class Copy(SyntheticTask):
     """``u [SEP] u``, the second u scored; symbols of u are independent and uniform.
 
-    Splits: train, valid, and ``long`` for lengths that were not trained. Chance: ln(vocab) nats per token, 1/vocab of the tokens,
+    Splits: train, valid, and ``longer`` for lengths that were not trained. Chance: ln(vocab) nats per token, 1/vocab of the tokens,
     vocab^-half of the sequences.
     """
 
     Options = CopyOptions
-    splits = ("train", "valid", "long")
+    splits = ("train", "valid", "longer")
     options: CopyOptions
 
     def __init__(self, name: str, options: CopyOptions):
@@ -57,8 +57,8 @@ class Copy(SyntheticTask):
 
     def _halves(self, split: str) -> tuple[int, int]:
         o = self.options
-        if split == "long":
-            longest = o.long or 2 * o.half
+        if split == "longer":
+            longest = o.longer or 2 * o.half
             return longest, longest
         return o.min_half or o.half, o.half
 
@@ -81,6 +81,4 @@ class Copy(SyntheticTask):
         return ids, np.where(inside, ids, IGNORED)
 
 
-@register("copy", summary="u [SEP] u: repeat a random sequence", source="parameters vocab, half, min_half, long")
-def copy(rest, request):
-    return Copy.open(rest, request)
+register("copy", summary="u [SEP] u: repeat a random sequence", source="parameters vocab, half, min_half, longer")(Copy.open)

@@ -112,10 +112,8 @@ class Forget(SyntheticTask):
         return ask(ids, 2 * o.pairs + 1, FIRST_KEY + asked, said[rows[:, None], asked])
 
 
-@register(
+register(
     "forget",
     summary="a reset voids earlier key-value pairs; recall what is left or say 'unknown'",
     source="parameters keys, values, pairs, queries, unknown",
-)
-def forget(rest, request):
-    return Forget.open(rest, request)
+)(Forget.open)

@@ -83,8 +83,6 @@ def ask(ids: np.ndarray, start: int, keys: np.ndarray, values: np.ndarray) -> tu
     return ids, answers(ids, np.arange(start + 2, ids.shape[1], 3))
 
 
-@register(
+register(
     "overwrite", summary="key-value pairs are rewritten; recall the latest", source="parameters keys, values, pairs, queries"
-)
-def overwrite(rest, request):
-    return Overwrite.open(rest, request)
+)(Overwrite.open)

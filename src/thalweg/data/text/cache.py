@@ -1,5 +1,6 @@
 """Tokens of a source in memory-mapped files, made once and checked at every opening."""
 
+import errno
 import hashlib
 import json
 import logging
@@ -22,6 +23,7 @@ SCHEMA = 1  # raise when the same text would become other tokens
 FILES = {"train.bin", "valid.bin", "tokenizer.json", "meta.json"}
 WHOLE = 256 * 2**20  # files up to here are hashed whole, larger ones by samples
 SAMPLE = 2**20
+UNFIT = (errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST)  # of the place itself; a full disk is another matter
 log = logging.getLogger("thalweg.data")
 
 
@@ -53,7 +55,8 @@ def open_cache(making: dict[str, Any], build: Build, cache_dir: str | Path | Non
     Raises: InputError where the folder cannot be written or is not ours.
     """
     making = {"schema": SCHEMA, **making}
-    root, chosen = cache_root(cache_dir)
+    root = cache_folder(cache_dir)
+    chosen = bool(cache_dir or os.environ.get("THALWEG_CACHE"))
     name = f"{label}-{digest_of(making)[:20]}"
     folder = root / "text" / name
     notes: list[str] = []
@@ -68,8 +71,10 @@ def open_cache(making: dict[str, Any], build: Build, cache_dir: str | Path | Non
     except PermissionError as error:
         failure = error
     except OSError as error:
-        if error.errno not in (30, 2, 20, 17):  # EROFS, ENOENT, ENOTDIR, EEXIST: the place is unfit; others (a full disk) are no matter of place
-            raise InputError(f"the token cache {folder} cannot be written: {error.strerror or error}; make room or give another cache_dir") from error
+        if error.errno not in UNFIT:
+            raise InputError(
+                f"the token cache {folder} cannot be written: {error.strerror or error}; make room or give another cache_dir"
+            ) from error
         failure = error
     if chosen:
         raise InputError(
@@ -80,13 +85,13 @@ def open_cache(making: dict[str, Any], build: Build, cache_dir: str | Path | Non
     return _build_locked(aside / name, making, build, notes)
 
 
-def cache_root(given: str | Path | None) -> tuple[Path, bool]:
-    """The cache folder and whether somebody chose it: ``given``, else ``$THALWEG_CACHE``, else ``~/.cache/thalweg``."""
+def cache_folder(given: str | Path | None = None) -> Path:
+    """The cache folder: ``given``, else ``$THALWEG_CACHE``, else ``~/.cache/thalweg``."""
     named = given or os.environ.get("THALWEG_CACHE")
     try:
-        return (Path(named).expanduser(), True) if named else (Path.home() / ".cache" / "thalweg", False)
+        return Path(named).expanduser() if named else Path.home() / ".cache" / "thalweg"
     except RuntimeError:  # no home
-        return Path(tempfile.gettempdir()) / "thalweg", False
+        return Path(tempfile.gettempdir()) / "thalweg"
 
 
 def digest_of(value: Any) -> str:

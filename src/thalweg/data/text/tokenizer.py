@@ -13,7 +13,7 @@ from thalweg.data.text.source import lines
 from thalweg.errors import InputError
 
 if TYPE_CHECKING:
-    import tokenizers
+    pass
 
 END_OF_TEXT = "<|endoftext|>"
 BYTE_VOCAB = 257  # 256 bytes and the end of a text

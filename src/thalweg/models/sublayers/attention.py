@@ -33,7 +33,9 @@ class Attention(Sublayer):
         self.output = nn.Linear(self.heads * w, d, bias=bias)
         gates = {"none": 0, "head": self.heads, "element": self.heads * w}[config.attention_gate]
         self.gate = nn.Linear(d, gates, bias=bias) if gates else None
-        self.query_norm, self.key_norm = (Norm(w, config.norm if config.qk_norm else "none", eps=config.norm_eps) for _ in range(2))
+        self.query_norm, self.key_norm = (
+            Norm(w, config.norm if config.qk_norm else "none", eps=config.norm_eps) for _ in range(2)
+        )
         self.inner_norm = Norm(d, config.norm if requirements.inner_norm else "none", eps=config.norm_eps)
 
     def forward(self, x, view, cache=None):

@@ -47,7 +47,9 @@ class Sublayer(nn.Module):
         super().__init__()
         self.requirements, self.index = requirements, index
 
-    def forward(self, x: Float[Tensor, "b t d"], view: TokenView, cache: DecoderCache | None = None) -> Float[Tensor, "b t d"]:
+    def forward(
+        self, x: Float[Tensor, "b t d"], view: TokenView, cache: DecoderCache | None = None
+    ) -> Float[Tensor, "b t d"]:
         raise NotImplementedError(f"{type(self).__name__} does not say what it computes")
 
     def branches(self, x: Tensor, view: TokenView, cache: DecoderCache | None = None) -> dict[str, Tensor]:

@@ -1,0 +1,121 @@
+"""The geometry of a model in training: measured on held-out text at the start and at the end, the same sequences for every arm."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from thalweg.data import Task
+from thalweg.geometry import jacobian
+from thalweg.geometry.stability import spikes, variation
+from thalweg.geometry.summaries import LEAST_SEQUENCES, stream_measurements
+from thalweg.models.decoder import Decoder
+from thalweg.models.look import look
+from thalweg.models.trace import StreamTrace
+from thalweg.records import Measurements
+from thalweg.training.config import TrainConfig
+
+JACOBIAN_TOKENS = 8  # length of the sequence whose last token is differentiated
+WIDEST_JACOBIAN = 512  # state entries of a token; wider ones cost more than they tell
+STATISTICS = {
+    "largest": jacobian.largest,
+    "smallest": jacobian.smallest,
+    "mean_square": jacobian.mean_square,
+    "near_one": jacobian.near_one,
+}
+
+
+def geometry_of(config: TrainConfig, task: Task) -> Callable[[Decoder, int], Measurements]:
+    """A function that measures a model: every stream measure by depth over at least 16 held-out sequences, and Jacobian spectra."""
+    batch = max(LEAST_SEQUENCES, config.batch_size)
+    split = next((name for name in task.splits if name != "train"), "train")
+    length = max(config.sequence_length, task.natural_length(split) or 0)
+    ids = task.eval_batches(split, length, batch, 1)[0]["input_ids"]
+
+    def measure(model: Decoder, step: int) -> Measurements:
+        was_training = model.training
+        model.eval()
+        try:
+            device = next(model.parameters()).device
+            trace = StreamTrace()
+            with torch.no_grad():
+                model(ids.to(device), trace=trace)
+            rows = stream_measurements(trace, observe=model.stream.observe, gates=lambda record: gates_of(model, record))
+            rows.extend(jacobian_measurements(model, ids[:1, :JACOBIAN_TOKENS].to(device)))
+            return rows.stamped(step=step, split=split)
+        finally:
+            model.train(was_training)
+
+    return measure
+
+
+def gates_of(model: Decoder, record) -> dict[str, Tensor]:
+    """Gate values of one site of a traced pass."""
+    return model.stream.sites[record.site.index].gates(record.state_before, record.context, record.update)
+
+
+def jacobian_measurements(model: Decoder, ids: Tensor) -> Measurements:
+    """Singular values of the Jacobian of every site in the state of the last token of ``ids`` [1 t], in float64.
+
+    ``jacobian.skip.*``: update, gates and past tokens frozen, the path that theorems speak of. ``jacobian.block.*``: the whole layer,
+    sublayers and gates included. Only for states that are one tensor and no wider than 512 entries a token.
+    """
+    rows = Measurements()
+    model = _copy_in_float64(model)
+    trace = StreamTrace()
+    with torch.no_grad():
+        model(ids, trace=trace)
+    states = [record.state_before for record in trace.records]
+    if not all(isinstance(s, Tensor) and s[0, -1].numel() <= WIDEST_JACOBIAN for s in states):
+        return rows
+    for record in trace.records:
+        site, before = model.stream.sites[record.site.index], record.state_before
+
+        def skip(last: Tensor, site=site, before=before, record=record) -> Tensor:
+            return site.write(_with_last(before, last), record.update, record.context)[0, -1]
+
+        _add(rows, "skip", skip, before[0, -1], record.site.layer, f"layers.{record.site.layer}.{record.site.kind}")
+    per_layer = len(model.config.layers)
+    tokens, view = look(model.config, torch.float64, ids, None, None, None, None)
+    for index, block in enumerate(model.blocks):
+        sites = list(model.stream.sites[index * per_layer : (index + 1) * per_layer])
+        before = states[index * per_layer]
+
+        def whole(last: Tensor, block=block, sites=sites, before=before) -> Tensor:
+            state = _with_last(before, last)
+            return block((state, *sites[0].read(state, tokens)), sites, None, tokens, view)[0][0, -1]
+
+        _add(rows, "block", whole, before[0, -1], index, f"layers.{index}")
+    return rows
+
+
+def stability_measurements(losses: list[float], norms: list[float], warmup: int) -> Measurements:
+    """How smoothly a run went, from its logged series: share of loss spikes, variation of the gradient norm after the warm-up."""
+    rows = Measurements()
+    window = max(4, min(20, len(losses) // 4))
+    if len(losses) > window:
+        found = spikes(losses, window=window, quantile=0.9)
+        rows.add("stability.spikes", found.share, n=found.judged, null=found.null, null_kind="a series without order")
+    if len(norms) - warmup >= 2:
+        rows.add("stability.gradient_variation", variation(norms, skip=warmup), n=len(norms) - warmup)
+    return rows
+
+
+def _add(rows: Measurements, kind: str, function: Callable[[Tensor], Tensor], point: Tensor, layer: int, site: str) -> None:
+    with sdpa_kernel(SDPBackend.MATH):  # the fused kernel has no forward derivative
+        values = jacobian.jacobian_singular_values(function, point.clone(memory_format=torch.contiguous_format))
+    for name, statistic in STATISTICS.items():
+        null = {"null": 1.0, "null_kind": "the identity"}
+        rows.add(f"jacobian.{kind}.{name}", statistic(values).item(), layer=layer, site=site, n=1, dtype="float64", **null)
+
+
+def _with_last(state: Tensor, last: Tensor) -> Tensor:
+    return torch.cat([state[:, :-1], last[None, None]], 1)
+
+
+def _copy_in_float64(model: Decoder) -> Decoder:
+    spare = torch.Generator()  # the weights are replaced; the run's own generator must not move
+    twin = Decoder(model.config, generator=spare).to(device=next(model.parameters()).device, dtype=torch.float64)
+    twin.load_state_dict(model.state_dict())
+    return twin.eval()
