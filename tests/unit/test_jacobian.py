@@ -10,7 +10,7 @@ from thalweg.geometry import (
     depth_slope,
     extreme_singular_values,
     gradient_norms,
-    jacobian,
+    jacobian_matrix,
     jacobian_singular_values,
     state_gradient_norms,
 )
@@ -24,13 +24,13 @@ def gaussian(*shape, seed=0):
 @pytest.mark.parametrize("vectorize", [True, False])
 def test_a_linear_map_is_its_own_jacobian(vectorize):
     matrix = gaussian(5, 7)
-    found = jacobian(lambda x: matrix @ x, gaussian(7, seed=1), chunk=3, vectorize=vectorize)
+    found = jacobian_matrix(lambda x: matrix @ x, gaussian(7, seed=1), chunk=3, vectorize=vectorize)
     assert torch.allclose(found, matrix, rtol=1e-14)
 
 
 def test_shapes_are_flattened_in_order():
     matrix = gaussian(6, 6)
-    found = jacobian(lambda x: (matrix @ x.flatten()).reshape(3, 2), gaussian(2, 3, seed=1))
+    found = jacobian_matrix(lambda x: (matrix @ x.flatten()).reshape(3, 2), gaussian(2, 3, seed=1))
     assert torch.allclose(found, matrix, rtol=1e-14)
 
 
@@ -41,7 +41,7 @@ def test_agrees_with_reverse_differentiation_on_a_block():
         return x + torch.tanh(x / x.square().mean(-1, keepdim=True).sqrt() @ b) @ a
 
     point = gaussian(6, seed=2)
-    assert torch.allclose(jacobian(block, point), torch.autograd.functional.jacobian(block, point), rtol=1e-12)
+    assert torch.allclose(jacobian_matrix(block, point), torch.autograd.functional.jacobian(block, point), rtol=1e-12)
 
 
 def test_skip_of_an_elementwise_erase():
@@ -109,9 +109,9 @@ def test_the_global_generator_is_left_alone():
 
 def test_refusals():
     with pytest.raises(InputError, match="NaN"):
-        jacobian(lambda x: x, torch.tensor([1.0, math.nan]))
+        jacobian_matrix(lambda x: x, torch.tensor([1.0, math.nan]))
     with pytest.raises(InputError, match="1 to 4 inputs, got 5"):
-        jacobian(lambda x: x, torch.ones(5), limit=4)
+        jacobian_matrix(lambda x: x, torch.ones(5), limit=4)
     with pytest.raises(InputError, match="at least one step"):
         extreme_singular_values(lambda x: x, torch.ones(5), steps=0)
 

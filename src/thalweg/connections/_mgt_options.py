@@ -48,6 +48,8 @@ class MGTOptions(ConnectionOptions):
     gate_input: whether the gate and beta read the ``raw`` state or the result of the input norm (``norm``; recommended
     from 48 layers).
     write_only: alpha = 0, not learned; nothing is erased.
+    post_norm: the state is normalised after the write, x' = norm(x + beta (G V - alpha x)), as in a post-norm block; it goes
+    with ``input_norm`` and ``final_norm`` off. For factorial comparisons with the post-norm baseline.
     gate_open: the gate is divided by its start value, and the scale of its LayerNorm starts at 0: it is exactly 1 at
     start, can move both ways, and ranges over [0, 1 / sigmoid(gate_bias)].
     alpha, alpha_kind, alpha_per: start of the erase strength; ``free``, ``positive`` (a softplus) or ``fixed``; one for
@@ -64,6 +66,7 @@ class MGTOptions(ConnectionOptions):
     gate: Literal["learned", "fixed_random", "input_independent", "update"] = "learned"
     gate_input: Literal["raw", "norm"] = "raw"
     write_only: bool = False
+    post_norm: bool = False
     gate_open: bool = False
     alpha: float | None = None
     alpha_kind: Literal["free", "positive", "fixed"] = "free"
@@ -82,6 +85,8 @@ class MGTOptions(ConnectionOptions):
         self._refuse_idle_options()
         if self.gate_input == "norm" and not self.input_norm:
             raise InputError("gate_input 'norm' reads the input norm, which input_norm=false switches off; use 'raw'")
+        if self.post_norm and (self.input_norm or self.final_norm):
+            raise InputError("post_norm already normalises what is read; set input_norm and final_norm to false with it")
         if self.gate_open and self.gate_spread:
             raise InputError(f"gate_open starts the gate constant, got gate_spread {self.gate_spread}; leave one out")
         alpha = self.alpha_start(sublayers=1)

@@ -7,7 +7,6 @@ soft gate has one stream and no matrix constraint; it is a sigmoid gate on the c
 
 import math
 from collections.abc import Sequence
-from dataclasses import fields
 from fnmatch import fnmatchcase
 
 import torch
@@ -17,10 +16,10 @@ from torch.nn import functional as F
 from thalweg.connections import register
 from thalweg.connections._mgt_options import MGTOptions
 from thalweg.connections.base import (
-    ConnectionOptions,
     Equivalence,
     Facts,
     GroupHint,
+    Requirements,
     Site,
     Stream,
     StreamSite,
@@ -60,6 +59,7 @@ class MGTSite(StreamSite):
     def __init__(self, width: int, site: Site, options: MGTOptions):
         super().__init__(width, site, options)
         self.options, self.start, self.gate_scale = options, options.start, options.gate_scale
+        self.output_norm = options.make_norm(width, options.post_norm)
         self.gate_norm: Norm | None = None
         self.gate_logit = self.beta_matrix = self.beta_bias = self.beta_scale = None
         if options.gated and options.gate == "input_independent":
@@ -116,19 +116,23 @@ class MGTSite(StreamSite):
         return normed, context
 
     def write(self, state, update, context):
-        x, update = wide(state), wide(self.update_norm(update))
+        return self.output_norm(self.written(wide(state), update, context)).to(state.dtype)
+
+    def written(self, x: Tensor, update: Tensor, context: dict[str, Tensor]) -> Tensor:
+        """The state after the write, before the norm of a post-norm block: [b t d] in float32 or wider."""
+        update = wide(self.update_norm(update))
         if self.options.gated:
             update = (context["gate"] if "gate" in context else self.soft_gate(update)) * update
         if not self.options.delta:
-            return (x + update).to(state.dtype)
+            return x + update
         beta = context["beta"]
         if self.options.write_only:
-            return (x + beta * update).to(state.dtype)
+            return x + beta * update
         removed = x
         if self.options.rank_one:  # k k^T x; the length is squared, not rooted: the gradient at update 0 stays finite
             power = update.square().sum(-1, keepdim=True) + self.options.direction_eps**2
             removed = update * ((update * x).sum(-1, keepdim=True) / power)
-        return (x + beta * update - self.erase(beta) * removed).to(state.dtype)
+        return x + beta * update - self.erase(beta) * removed
 
     def gates(self, state, context, update: Tensor | None = None):
         """``gate``, ``beta``, ``erase`` where the form has them; a gate that reads the update needs ``update``."""
@@ -145,6 +149,7 @@ class MGTSite(StreamSite):
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
+        self.output_norm.reset_parameters()
         start = self.start
         if self.gate_norm is not None:  # a W_gate of 0 would amplify the backward pass of LayerNorm by 1/sqrt(eps)
             nn.init.normal_(self.gate_matrix, std=self.gate_matrix.shape[1] ** -0.5)
@@ -251,6 +256,9 @@ class MGT(Stream):
             self.alphas[owner] = alpha
             site.share(alpha)
 
+    def requirements(self, site):
+        return Requirements() if self.options.post_norm else super().requirements(site)
+
     def group_hints(self):
         vectors = ("alpha.value", "beta_bias", "beta_scale", "gate_logit", "gate_norm.weight", "gate_norm.bias")
         patterns = (*(f"sites.*.{name}" for name in vectors), "alphas.*.value")
@@ -265,12 +273,15 @@ class MGT(Stream):
             {"form": "rank1", "preset": "stable", "gate": "input_independent"},
             {"form": "delta_rank1", "preset": "identity", "alpha_per": "network"},
             {"preset": "residual", "gate_open": True, "gate_input": "norm", "beta_scale_learned": True},
+            {"preset": "residual", "post_norm": True, "input_norm": False, "final_norm": False},
             {"gate": "fixed_random", "alpha_kind": "positive", "alpha_per": "layer"},
         ]
 
     def equals_at_start(self):
         options, start = self.options, self.options.start
-        slots = {f.name: getattr(options, f.name) for f in fields(ConnectionOptions)}
+        if options.post_norm:
+            return None
+        slots = options.slots()
         beta = options.beta_scale * math.tanh(start.beta_bias) + start.beta_shift if options.delta else 1.0
         if options.delta and start.beta_std != 0:
             return None
@@ -287,6 +298,7 @@ class MGT(Stream):
             normed = each_token(lambda row, s=site: reference_norm(s.input_norm, row), x)
             seen = normed if self.options.gate_input == "norm" else x
             x = each_token(lambda row, v, z, s=site: reference_write(s, row, v, z), x, sublayer(normed), seen)
+            x = each_token(lambda row, s=site: reference_norm(s.output_norm, row), x)
         return each_token(lambda row: reference_norm(self.final_norm, row), x)
 
 

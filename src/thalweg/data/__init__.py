@@ -57,7 +57,9 @@ def load(
     )
     if name not in tasks.registry:
         path = Path(spec.strip()).expanduser()
-        more = f"For the file write text:{spec.strip()}" if not colon and path.is_file() else "For a file write text:FILE."
+        more = (
+            f"For the file write text:{spec.strip()}" if not colon and path.is_file() else "For a file write text:FILE."
+        )
         raise UnknownNameError("data", name, names(), more=more)
     return tasks.registry[name](rest.strip(), request)
 

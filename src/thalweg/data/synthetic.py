@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from thalweg import config
+from thalweg.data.fingerprint import digest_of
 from thalweg.data.task import IGNORED, Batch, Task, as_batch
 from thalweg.data.tasks import Request
-from thalweg.data.text.cache import digest_of
 from thalweg.errors import InputError
 
 PAD = 0  # fills a sequence up to the length asked for; never scored
@@ -40,14 +40,18 @@ class SyntheticTask(Task):
     def __init__(self, name: str, options: Any):
         self.name = name
         self.options = options
-        self.fingerprint = digest_of({"task": type(self).__name__, "options": config.to_plain(options), "schema": SCHEMA})
+        self.fingerprint = digest_of(
+            {"task": type(self).__name__, "options": config.to_plain(options), "schema": SCHEMA}
+        )
 
     @classmethod
     def open(cls, rest: str, request: Request) -> "SyntheticTask":
         """From ``vocab=16,half=12``. Raises: UnknownNameError, InputError."""
         request.refuse_text_options()
         kind = request.spec.partition(":")[0].strip()
-        values = config.parse_assignments([part for part in rest.split(",") if part.strip()], where=f"a parameter of {kind}")
+        values = config.parse_assignments(
+            [part for part in rest.split(",") if part.strip()], where=f"a parameter of {kind}"
+        )
         return cls(request.spec, config.build(cls.Options, values, where=kind))
 
     @abstractmethod

@@ -83,7 +83,13 @@ class Task(ABC):
         return None
 
     def sampler(
-        self, split: str = "train", length: int | None = None, batch: int = 1, seed: int = 0, rank: int = 0, world: int = 1
+        self,
+        split: str = "train",
+        length: int | None = None,
+        batch: int = 1,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
     ) -> Sampler:
         """Endless batches of ``length`` tokens; ``batch`` counts sequences over all ranks.
 
@@ -158,13 +164,20 @@ class Task(ABC):
                 raise InputError(f"{self.name} can be cut to any length; give length (tokens per sequence)")
             return natural
         if not isinstance(length, int) or isinstance(length, bool) or length < 2:
-            raise InputError(f"length must be a whole number of at least 2 (the first token predicts the second), got {length!r}")
+            raise InputError(
+                f"length must be a whole number of at least 2 (the first token predicts the second), got {length!r}"
+            )
         if natural is not None and length < natural:
-            raise InputError(f"{self.name} needs sequences of {natural} tokens in split {split!r}, got length={length}; raise the length")
+            raise InputError(
+                f"{self.name} needs sequences of {natural} tokens in split {split!r}, got length={length}; raise the length"
+            )
         return length
 
 
 def as_batch(ids: np.ndarray, labels: np.ndarray | None = None) -> Batch:
     """NumPy integers [b t] as a batch; without labels every token is scored."""
     input_ids = torch.from_numpy(ids.astype(np.int64))
-    return {"input_ids": input_ids, "labels": input_ids.clone() if labels is None else torch.from_numpy(labels.astype(np.int64))}
+    return {
+        "input_ids": input_ids,
+        "labels": input_ids.clone() if labels is None else torch.from_numpy(labels.astype(np.int64)),
+    }

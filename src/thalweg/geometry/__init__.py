@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from thalweg.geometry.gates import gate_statistics, sign_transition
     from thalweg.geometry.gradients import depth_slope, gradient_norms, state_gradient_norms
-    from thalweg.geometry.jacobian import extreme_singular_values, jacobian, jacobian_singular_values
+    from thalweg.geometry.jacobian import extreme_singular_values, jacobian_matrix, jacobian_singular_values
     from thalweg.geometry.mixing import amax_gain, composite, mean_gain
     from thalweg.geometry.similarity import residual_to_rank_one, rms, state_cosine, token_cosine
     from thalweg.geometry.spectrum import (
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "gates": ("gate_statistics", "sign_transition"),
     "gradients": ("depth_slope", "gradient_norms", "state_gradient_norms"),
-    "jacobian": ("extreme_singular_values", "jacobian", "jacobian_singular_values"),
+    "jacobian": ("extreme_singular_values", "jacobian_matrix", "jacobian_singular_values"),
     "mixing": ("amax_gain", "composite", "mean_gain"),
     "similarity": ("residual_to_rank_one", "rms", "state_cosine", "token_cosine"),
     "spectrum": (
@@ -67,7 +67,7 @@ __all__ = [
     "gaussian_null",
     "gradient_measurements",
     "gradient_norms",
-    "jacobian",
+    "jacobian_matrix",
     "jacobian_singular_values",
     "largest_stable_lr",
     "local_tangent",

@@ -56,15 +56,19 @@ STATISTICS: dict[str, dict[str, tuple[Statistic, str, tuple[float | None, float 
         "mean": (_mean, "mean erase factor (alpha * beta)", (None, None)),
         "sd": (_sd, "spread of the erase factor over tokens and channels", (0.0, None)),
         "log_abs": (_log_abs, "mean ln|alpha * beta| where it is not 0", (None, None)),
-        "identity": (_share(lambda x, t: x.abs() <= t), "share of erase factors near 0: old state kept", (0.0, 1.0)),
+        "identity": (
+            _share(lambda x, t: (x >= -t) & (x <= t)),
+            "share of erase factors near 0: old state kept",
+            (0.0, 1.0),
+        ),
         "partial": (_share(lambda x, t: (x > t) & (x < 1 - t)), "share between 0 and 1: old state shrunk", (0.0, 1.0)),
-        "erase": (_share(lambda x, t: (x - 1).abs() <= t), "share near 1: old state erased", (0.0, 1.0)),
+        "erase": (_share(lambda x, t: (x >= 1 - t) & (x <= 1 + t)), "share near 1: old state erased", (0.0, 1.0)),
         "flip": (
             _share(lambda x, t: (x > 1 + t) & (x < 2 - t)),
             "share between 1 and 2: old state shrunk, sign turned",
             (0.0, 1.0),
         ),
-        "reflect": (_share(lambda x, t: (x - 2).abs() <= t), "share near 2: old state reflected", (0.0, 1.0)),
+        "reflect": (_share(lambda x, t: (x >= 2 - t) & (x <= 2 + t)), "share near 2: old state reflected", (0.0, 1.0)),
         "amplify": (
             _share(lambda x, t: (x < -t) | (x > 2 + t)),
             "share below 0 or above 2: old state enlarged",
@@ -150,7 +154,7 @@ def sign_transition(means: Sequence[float], below_zero: Sequence[float], count: 
     """Where and how sharply a gate changes sign along depth.
 
     means, below_zero: by site, first to last; count: values behind each share. ``depth`` is the first place, in sites
-    and linear between them, where the mean crosses 0. A logistic curve through the shares gives ``midpoint`` (in
+    and linear between them, where the mean reaches 0. A logistic curve through the shares gives ``midpoint`` (in
     sites; infinite when flat) and ``sharpness`` (its slope over the whole depth, scaled to 1), by least squares on
     the empirical logits ln((k + 1/2) / (count - k + 1/2)), which stay finite at shares of 0 and 1.
     Raises: InputError for fewer than two sites, other lengths, or a share outside [0, 1].
@@ -161,8 +165,8 @@ def sign_transition(means: Sequence[float], below_zero: Sequence[float], count: 
         raise InputError(f"shares must lie in [0, 1] and count be positive, got {list(below_zero)} and {count}")
     depth = None
     for site, (a, b) in enumerate(pairwise(means)):
-        if a == 0 or a * b < 0:
-            depth = site + a / (a - b) if a != b else float(site)
+        if a == 0 or b == 0 or a * b < 0:
+            depth = site + (a / (a - b) if a else 0.0)
             break
     logits = [math.log((share * count + 0.5) / ((1 - share) * count + 0.5)) for share in below_zero]
     last = len(logits) - 1

@@ -1,5 +1,6 @@
 """The Jacobian of a map at a point: does a site, or only its skip path, preserve signals?"""
 
+import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -13,10 +14,12 @@ from thalweg.geometry.checks import real
 
 Map = Callable[[Tensor], Tensor]
 
+START_SEED = 7_071_067  # of the start vector; a common seed would give data drawn by the caller
+
 _ISOMETRY = "Pennington et al. 2017 (dynamical isometry), arXiv 1711.04735"
 
 
-def jacobian(
+def jacobian_matrix(
     function: Map, point: Float[Tensor, "..."], *, limit: int = 4096, chunk: int = 64, vectorize: bool = True
 ) -> Float[Tensor, "outputs inputs"]:
     """All columns of the Jacobian of ``function`` at ``point``, exactly, by forward differentiation.
@@ -36,7 +39,7 @@ def jacobian(
     point = point.detach()
 
     def column(direction: Tensor) -> Tensor:
-        return torch.func.jvp(function, (point,), (direction.reshape(point.shape),))[1].flatten()
+        return _push(function, point, direction)
 
     directions = torch.eye(size, dtype=point.dtype, device=point.device)
     if vectorize:
@@ -46,8 +49,8 @@ def jacobian(
 
 
 def jacobian_singular_values(function: Map, point: Float[Tensor, "..."], **options) -> Float[Tensor, " rank"]:
-    """All singular values of the Jacobian at a point, largest first. Options and errors: :func:`jacobian`."""
-    return torch.linalg.svdvals(jacobian(function, point, **options).double())
+    """All singular values of the Jacobian at a point, largest first. Options and errors: :func:`jacobian_matrix`."""
+    return torch.linalg.svdvals(jacobian_matrix(function, point, **options).double())
 
 
 class Extremes(NamedTuple):
@@ -72,12 +75,12 @@ def extreme_singular_values(
     if steps < 1:
         raise InputError(f"at least one step is needed, got {steps}")
     point = real(point, "the point of a Jacobian").detach()
-    generator = generator or torch.Generator().manual_seed(0)
+    generator = generator or torch.Generator().manual_seed(START_SEED)
     start = torch.randn(point.shape, dtype=torch.float64, generator=generator).to(point)
     value, pullback = torch.func.vjp(function, point)[:2]
 
     def push(v: Tensor) -> Tensor:
-        return torch.func.jvp(function, (point,), (v.reshape(point.shape),))[1].flatten().detach()
+        return _push(function, point, v).detach()
 
     def pull(u: Tensor) -> Tensor:
         return pullback(u.reshape(value.shape))[0].flatten().detach()
@@ -86,7 +89,7 @@ def extreme_singular_values(
     right, left = [v], []
     diagonal: list[float] = []
     above: list[float] = []
-    tiny = torch.finfo(point.dtype).eps
+    tiny = torch.finfo(point.dtype).eps ** 0.75  # a remainder this small is rounding; its size bounds the error
     for step in range(min(steps, point.numel())):
         u = _orthogonal(push(right[-1]), left)
         diagonal.append(u.norm().item())
@@ -103,6 +106,12 @@ def extreme_singular_values(
     band += torch.diag(torch.tensor(above[: len(diagonal) - 1], dtype=torch.float64), 1)
     values = torch.linalg.svdvals(band)
     return Extremes(values[0].item(), values[-1].item(), len(diagonal))
+
+
+def _push(function: Map, point: Tensor, direction: Tensor) -> Tensor:
+    with warnings.catch_warnings():  # torch loads its own rules at the first use, with torch.jit, which it deprecates
+        warnings.filterwarnings("ignore", r".*torch\.jit", DeprecationWarning)
+        return torch.func.jvp(function, (point,), (direction.reshape(point.shape),))[1].flatten()
 
 
 def _orthogonal(x: Tensor, basis: list[Tensor]) -> Tensor:

@@ -132,7 +132,7 @@ def write(path: str | Path, record: RunRecord) -> None:
     for name, series in record.metrics.items():
         steps, values = [s for s, _ in series], [float(f"{v:.9g}") for _, v in series]
         lines.append(jsonl.encode({"series": name, "unit": record.units.get(name, ""), "steps": steps, "values": values}))
-    lines.extend(jsonl.encode(group) for group in _columns(record.measures))
+    lines.extend(jsonl.encode(table) for table in _pack(record.measures))
     atomic_write_text(path, "".join(f"{line}\n" for line in lines))
 
 
@@ -145,14 +145,17 @@ def read(path: str | Path) -> RunRecord:
     jsonl.check_schema(head.get("schema"), STORE_SCHEMA, str(path), "study record")
     metrics: dict[str, list[tuple[int, float]]] = {}
     units: dict[str, str] = {}
+    places: list[list[Any]] = []
     measures = Measurements()
     try:
         for _, row in lines[1:]:
             if "series" in row:
                 metrics[row["series"]] = list(zip(row["steps"], jsonl.numbers(row["values"]), strict=True))
                 units[row["series"]] = row["unit"]
+            elif "places" in row:
+                places = row["places"]
             else:
-                measures.extend(_rows(row))
+                measures.extend(_unpack(row, places))
         return RunRecord(
             head["fingerprint"],
             head["config"],
@@ -166,37 +169,35 @@ def read(path: str | Path) -> RunRecord:
             head["versions"],
             tuple(head["notes"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is a broken study record ({type(error).__name__}: {error}); remove it and run the study again") from None
 
 
-# Fields that differ from row to row of one measure; the others are written once for a group.
-_VARYING = ("site", "layer", "branch", "value", "low", "high", "null", "n")
+PLACE = ("site", "layer", "branch")  # of a row; written as a number into a list of places, since measures share them
+_NUMBERS = ("value", "low", "high")
 
 
-def _columns(measures: Measurements) -> list[dict[str, Any]]:
-    """Rows grouped by what they share, a column for what varies; numbers to 6 digits."""
+def _pack(measures: Measurements) -> list[dict[str, Any]]:
+    """The list of places, then one table for each group of rows that differ in place and numbers only; numbers to 6 digits."""
+    places: dict[tuple, int] = {}
     groups: dict[tuple, dict[str, Any]] = {}
     for row in measures:
-        table = {k: v for k, v in row.to_row().items() if v not in (None, "")}
-        shared = {k: v for k, v in table.items() if k not in _VARYING}
-        group = groups.setdefault(tuple(sorted((k, str(v)) for k, v in shared.items())), {**shared, "columns": {}})
-        count = len(next(iter(group["columns"].values()), ()))
-        for name in _VARYING:
-            if name in table or name in group["columns"]:
-                column = group["columns"].setdefault(name, [None] * count)
-                value = table.get(name)
-                column.append(float(f"{value:.6g}") if isinstance(value, float) else value)
-    return list(groups.values())
+        table = row.to_row()
+        shared = {k: v for k, v in table.items() if k not in (*PLACE, *_NUMBERS) and v not in (None, "")}
+        given = [name for name in _NUMBERS if table[name] is not None]
+        key = (*given, *sorted((k, str(v)) for k, v in shared.items()))
+        group = groups.setdefault(key, {**shared, "at": [], **{name: [] for name in given}})
+        group["at"].append(places.setdefault(tuple(table[name] for name in PLACE), len(places)))
+        for name in given:
+            group[name].append(float(f"{table[name]:.6g}"))
+    return [{"places": [list(place) for place in places]}, *groups.values()]
 
 
-def _rows(group: dict[str, Any]) -> list[Measurement]:
-    columns = {name: jsonl.numbers(values) for name, values in group["columns"].items()}
-    shared = {k: v for k, v in group.items() if k != "columns"}
-    return [
-        Measurement(**shared, **{name: value for name, value in zip(columns, row, strict=True) if value is not None})
-        for row in zip(*columns.values(), strict=True)
-    ]
+def _unpack(group: dict[str, Any], places: list[list[Any]]) -> list[Measurement]:
+    columns = {name: jsonl.numbers(group[name]) for name in _NUMBERS if name in group}
+    shared = {k: jsonl.number(v) if k == "null" else v for k, v in group.items() if k not in ("at", *_NUMBERS)}
+    rows = zip(group["at"], *columns.values(), strict=True)
+    return [Measurement(**shared, **dict(zip(PLACE, places[at], strict=True)), **dict(zip(columns, row, strict=True))) for at, *row in rows]
 
 
 def _thin(series: list[tuple[int, float]]) -> list[tuple[int, float]]:

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.connections.base import Stream
-from thalweg.geometry.stability import spikes, variation
 from thalweg.models.trace import StreamTrace
-from thalweg.records import Measurement, RunFolder
+from thalweg.records import Measurement
 from thalweg.training.optim import STREAM, layer_of
 from thalweg.training.parallel import norm, whole
 
@@ -73,19 +72,6 @@ def stream_by_layer(stream: Stream, run: Callable[[StreamTrace], None], step: in
         Measurement("stream_rms", _rms(stream.observe(state)), layer=layer, step=step, split="valid")
         for layer, state in sorted(last.items())
     ]
-
-
-def stability(run: RunFolder) -> dict[str, float]:
-    """How calmly a run trained, from its logged updates: shares of spikes in loss and gradient norm, variation of the gradient norm."""
-    losses = [value for _, value in run.metrics("train/loss")]
-    norms = [value for _, value in run.metrics("gradient/norm")]
-    if len(norms) < 2:
-        return {}
-    return {
-        "stability/loss_spikes": spikes(losses).share,
-        "stability/gradient_spikes": spikes(norms).share,
-        "stability/gradient_variation": variation(norms),
-    }
 
 
 def largest(rows: Iterable[Measurement]) -> float:

@@ -15,6 +15,7 @@ from thalweg.models.look import look
 from thalweg.models.trace import StreamTrace
 from thalweg.records import Measurements
 from thalweg.training.config import TrainConfig
+from thalweg.training.evaluation import held_out_length
 
 JACOBIAN_TOKENS = 8  # length of the sequence whose last token is differentiated
 WIDEST_JACOBIAN = 512  # state entries of a token; wider ones cost more than they tell
@@ -28,10 +29,7 @@ STATISTICS = {
 
 def geometry_of(config: TrainConfig, task: Task) -> Callable[[Decoder, int], Measurements]:
     """A function that measures a model: every stream measure by depth over at least 16 held-out sequences, and Jacobian spectra."""
-    batch = max(LEAST_SEQUENCES, config.batch_size)
-    split = next((name for name in task.splits if name != "train"), "train")
-    length = max(config.sequence_length, task.natural_length(split) or 0)
-    ids = task.eval_batches(split, length, batch, 1)[0]["input_ids"]
+    ids, split = held_out_sequences(config, task), _split_of(task)
 
     def measure(model: Decoder, step: int) -> Measurements:
         was_training = model.training
@@ -48,6 +46,16 @@ def geometry_of(config: TrainConfig, task: Task) -> Callable[[Decoder, int], Mea
             model.train(was_training)
 
     return measure
+
+
+def held_out_sequences(config: TrainConfig, task: Task) -> Tensor:
+    """The token ids [b t] that are measured on; fewer than ``LEAST_SEQUENCES`` where the data does not hold more."""
+    split = _split_of(task)
+    return task.eval_batches(split, held_out_length(task, split, config), max(LEAST_SEQUENCES, config.batch_size), 1)[0]["input_ids"]
+
+
+def _split_of(task: Task) -> str:
+    return next((name for name in task.splits if name != "train"), "train")
 
 
 def gates_of(model: Decoder, record) -> dict[str, Tensor]:

@@ -6,10 +6,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from thalweg import config as configs
 from thalweg import data
 from thalweg.data import Task
-from thalweg.errors import CheckpointError, ThalwegError
+from thalweg.errors import CheckpointError, InputError, ThalwegError
+from thalweg.geometry.summaries import LEAST_SEQUENCES
 from thalweg.models.decoder import Decoder
 from thalweg.records import RunFolder, provenance
 from thalweg.records.measurements import Measurement
@@ -17,12 +20,12 @@ from thalweg.training import checkpoint
 from thalweg.training.config import TrainConfig, changes
 from thalweg.training.cost import Meter
 from thalweg.training.determinism import derive_seed, pick_device, reproducible
-from thalweg.training.diagnostics import largest, stability
+from thalweg.training.diagnostics import largest
 from thalweg.training.divergence import DivergenceRule
 from thalweg.training.engine import Engine, Gradients
 from thalweg.training.evaluation import unit_of
 from thalweg.training.events import Event, EventKind, Listener
-from thalweg.training.geometry import geometry_of, stability_measurements
+from thalweg.training.geometry import geometry_of, held_out_sequences, stability_measurements
 from thalweg.training.parallel import Ranks, process_group
 from thalweg.training.result import RunResult
 from thalweg.training.signals import Interrupted, StopRequests
@@ -72,14 +75,26 @@ def train(
             ranks.first_does(lambda: _load(config, cache_dir) and None)  # fills the cache before the other ranks read it
             task = _load(config, cache_dir)
         engine = Engine(config, task, device, ranks)
-        if measure is None and config.geometry and engine.wrapped.kind != "fsdp":
-            measure = geometry_of(config, task)
+        notes = list(task.notes)
+        if measure is None and config.geometry:
+            missing = _why_no_geometry(engine)
+            measure = None if missing else geometry_of(config, task)
+            notes += [f"the geometry of the stream is not measured: {missing}"] * bool(missing)
         if not resume:
             table = configs.to_plain(config)
             where = {"arm": arm, "plan_hash": plan_hash, "seed": config.seed, "device": str(device)}
             folder = ranks.first_does(lambda: RunFolder.create(run, table, **where))
         loop = _Loop(engine, folder, requests, stop, measure, on_event)
-        return loop.run(resume)
+        return loop.run(resume, notes)
+
+
+def _why_no_geometry(engine: Engine) -> str:
+    if engine.wrapped.kind == "fsdp":
+        return "the model is sharded; measure its checkpoint"
+    found = held_out_sequences(engine.config, engine.task)
+    if len(found) < LEAST_SEQUENCES:
+        return f"{engine.task.name} holds {len(found)} held-out sequences of {found.shape[1]} tokens, {LEAST_SEQUENCES} are needed"
+    return ""
 
 
 def _load(config: TrainConfig, cache_dir: str | Path | None) -> Task:
@@ -120,14 +135,14 @@ class _Loop:
         self.train_loss: float | None = None
         self.evaluation: dict[str, float] = {}
 
-    def run(self, resume: bool) -> RunResult:
+    def run(self, resume: bool, notes: Iterable[str]) -> RunResult:
         try:
             if resume:
                 self.resume()
             else:
-                self.note_all(self.engine.task.notes)
+                self.note_all(notes)
             self.tell("start", text=f"{self.engine.parameters:,} parameters on {self.engine.device}, {self.ranks.world} process(es)")
-            if self.step == 0:
+            if self.saved_step is None:
                 self.evaluate()
                 self.take_measures()
                 self.meter.restart_peak()  # what measuring took is not what training takes
@@ -202,9 +217,11 @@ class _Loop:
         return self.rule.check_stream(largest(stream))
 
     def log_stability(self) -> None:
-        """How calmly the run trained, from what it logged."""
+        """How smoothly the run went, from the series that it logged."""
         if self.ranks.first:
-            self.log(stability(self.folder))
+            losses = [value for _, value in self.folder.metrics("train/loss")]
+            norms = [value for step, value in self.folder.metrics("gradient/norm") if step > self.config.warmup_steps]
+            self.add_measures(stability_measurements(losses, norms, warmup=0).stamped(step=self.step))
 
     def evaluate(self) -> None:
         self.evaluation = self.engine.evaluate()
@@ -219,7 +236,11 @@ class _Loop:
         due = self.step in (0, self.steps) or (every is not None and self.step % every == 0)
         if self.measure is not None and due and (self.ranks.first or self.engine.wrapped.kind == "fsdp"):
             self.meter.hold_peak()
-            self.add_measures(self.measure(self.engine.model, self.step))
+            try:
+                with torch.compiler.set_stance("force_eager"):  # a trace is filled as a side effect, which a compiled block may drop
+                    self.add_measures(self.measure(self.engine.model, self.step))
+            except InputError as error:  # a stream of infinities, say: no reason to lose the run
+                self.note_all([f"not measured at step {self.step}: {error}"])
 
     def add_measures(self, rows: Iterable[Measurement]) -> None:
         rows = list(rows)
@@ -305,8 +326,6 @@ class _Loop:
         raise Interrupted(f"interrupted ({asked}) after step {self.step} of {self.steps}; saved, resume with the same command and --resume")
 
     def finish(self, status: str, reason: str = "") -> RunResult:
-        if status in ENDED and self.ranks.first:
-            self.add_measures(self.stability())
         result = RunResult(
             status,
             self.step,
@@ -325,12 +344,6 @@ class _Loop:
             self.folder.finish(status, result.to_plain())
         self.tell("end", text=f"{status}: {reason}" if reason else status)
         return result
-
-    def stability(self) -> Iterable[Measurement]:
-        """How smoothly the run went, from the series that it logged."""
-        losses = [value for _, value in self.folder.metrics("train/loss")]
-        norms = [value for step, value in self.folder.metrics("gradient/norm") if step > self.config.warmup_steps]
-        return stability_measurements(losses, norms, warmup=0).stamped(step=self.step)
 
     def cost(self) -> dict[str, float]:
         return {

@@ -32,7 +32,9 @@ class Request:
 
     def refuse_text_options(self) -> None:
         """For tasks that make their own tokens. Raises: InputError."""
-        given = [name for name in ("tokenizer", "vocab_size", "max_bytes", "max_tokens") if getattr(self, name) is not None]
+        given = [
+            name for name in ("tokenizer", "vocab_size", "max_bytes", "max_tokens") if getattr(self, name) is not None
+        ]
         if given:
             raise InputError(f"{self.spec} makes its own tokens and takes no {' or '.join(given)}; leave it out")
 

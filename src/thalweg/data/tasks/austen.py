@@ -40,7 +40,9 @@ def novels() -> dict[str, str]:
     except (OSError, lzma.LZMAError) as error:
         raise InputError(f"the shipped corpus cannot be read ({error}); install thalweg anew") from error
     if hashlib.sha256(text).hexdigest() != TEXT_SHA256:
-        raise InputError("the shipped corpus was changed; install thalweg anew, or use text:FILE for a text of your own")
+        raise InputError(
+            "the shipped corpus was changed; install thalweg anew, or use text:FILE for a text of your own"
+        )
     ends = [*list(STARTS.values())[1:], len(text) + 2]
     return {title: text[start : end - 2].decode() for (title, start), end in zip(STARTS.items(), ends, strict=True)}
 
@@ -71,7 +73,9 @@ def austen(rest: str, request: Request) -> TextTask:
         identity=f"austen {TEXT_SHA256}",
         split_rule=f"by novel; validation: {HELD_OUT}",
         splits={
-            "train": list(cap_documents((text for title, text in texts.items() if title != HELD_OUT), request.max_bytes)),
+            "train": list(
+                cap_documents((text for title, text in texts.items() if title != HELD_OUT), request.max_bytes)
+            ),
             "valid": list(cap_documents([texts[HELD_OUT]], request.max_bytes)),
         },
         known_xz=XZ if request.max_bytes is None else None,

@@ -66,7 +66,11 @@ class Copy(SyntheticTask):
         shortest, longest = self._halves("valid")
         lengths = range(shortest, longest + 1)
         exact = sum(self.options.vocab**-half for half in lengths) / len(lengths)
-        return {"chance": math.log(self.options.vocab), "chance_accuracy": 1 / self.options.vocab, "chance_exact_match": exact}
+        return {
+            "chance": math.log(self.options.vocab),
+            "chance_accuracy": 1 / self.options.vocab,
+            "chance_exact_match": exact,
+        }
 
     def examples(self, rng: np.random.Generator, count: int, split: str) -> tuple[np.ndarray, np.ndarray]:
         shortest, longest = self._halves(split)
@@ -81,4 +85,6 @@ class Copy(SyntheticTask):
         return ids, np.where(inside, ids, IGNORED)
 
 
-register("copy", summary="u [SEP] u: repeat a random sequence", source="parameters vocab, half, min_half, longer")(Copy.open)
+register("copy", summary="u [SEP] u: repeat a random sequence", source="parameters vocab, half, min_half, longer")(
+    Copy.open
+)

@@ -32,7 +32,9 @@ class ForgetOptions:
     def __post_init__(self) -> None:
         at_least(self, keys=2, values=2, pairs=2, queries=1)
         if self.queries >= self.keys:
-            raise InputError(f"queries must be below keys={self.keys} (a key must stay that may be written at any time), got {self.queries}")
+            raise InputError(
+                f"queries must be below keys={self.keys} (a key must stay that may be written at any time), got {self.queries}"
+            )
         if 2 * self.queries > self.pairs:
             raise InputError(
                 f"every key that is asked for needs a write before the reset and room for one after it, so queries={self.queries} needs "

@@ -84,5 +84,7 @@ def ask(ids: np.ndarray, start: int, keys: np.ndarray, values: np.ndarray) -> tu
 
 
 register(
-    "overwrite", summary="key-value pairs are rewritten; recall the latest", source="parameters keys, values, pairs, queries"
+    "overwrite",
+    summary="key-value pairs are rewritten; recall the latest",
+    source="parameters keys, values, pairs, queries",
 )(Overwrite.open)

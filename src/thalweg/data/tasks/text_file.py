@@ -60,7 +60,9 @@ def read_bytes(path: Path) -> bytes:
     except FileNotFoundError:
         raise InputError(f"no such file: {path}") from None
     except IsADirectoryError:
-        raise InputError(f"{path} is a folder; text: needs one file (a folder of data files can be given as hf:{path})") from None
+        raise InputError(
+            f"{path} is a folder; text: needs one file (a folder of data files can be given as hf:{path})"
+        ) from None
     except PermissionError:
         raise InputError(f"{path} cannot be read: permission denied") from None
     except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError) as error:

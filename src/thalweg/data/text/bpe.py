@@ -14,7 +14,9 @@ RULE = 1  # raise when the training below changes
 def check_vocab(vocab_size: int) -> None:
     """Raises: InputError for a vocabulary that does not hold the bytes."""
     if vocab_size < BYTE_VOCAB:
-        raise InputError(f"a byte-level BPE needs vocab_size of at least {BYTE_VOCAB} (256 bytes and the end of a text), got {vocab_size}")
+        raise InputError(
+            f"a byte-level BPE needs vocab_size of at least {BYTE_VOCAB} (256 bytes and the end of a text), got {vocab_size}"
+        )
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int = DEFAULT_VOCAB, name: str = "bpe") -> JsonTokenizer:

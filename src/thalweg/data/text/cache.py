@@ -1,5 +1,6 @@
 """Tokens of a source in memory-mapped files, made once and checked at every opening."""
 
+import atexit
 import errno
 import hashlib
 import json
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from thalweg.data.fingerprint import digest_of
 from thalweg.data.text.source import SPLITS
 from thalweg.data.text.tokenizer import Tokenizer, from_json
 from thalweg.errors import InputError
@@ -58,31 +60,23 @@ def open_cache(making: dict[str, Any], build: Build, cache_dir: str | Path | Non
     root = cache_folder(cache_dir)
     chosen = bool(cache_dir or os.environ.get("THALWEG_CACHE"))
     name = f"{label}-{digest_of(making)[:20]}"
-    folder = root / "text" / name
-    notes: list[str] = []
     try:
-        found = _check(folder, making)
-        if found is not None:
-            return found
-    except BrokenCacheError as error:
-        notes.append(_note(f"the token cache {folder} is {error}; it is made anew"))
-    try:
-        return _build_locked(folder, making, build, notes)
-    except PermissionError as error:
-        failure = error
+        return _open_or_build(root / "text" / name, making, build)
     except OSError as error:
-        if error.errno not in UNFIT:
+        if not isinstance(error, PermissionError) and error.errno not in UNFIT:
             raise InputError(
-                f"the token cache {folder} cannot be written: {error.strerror or error}; make room or give another cache_dir"
+                f"the token cache in {root} cannot be written: {error.strerror or error}; make room or give another cache_dir"
             ) from error
-        failure = error
-    if chosen:
-        raise InputError(
-            f"the cache folder {root} cannot be written ({failure.strerror or failure}); give another by cache_dir or THALWEG_CACHE"
-        ) from failure
+        if chosen:
+            raise InputError(
+                f"the cache folder {root} cannot be written ({error.strerror or error}); give another by cache_dir or THALWEG_CACHE"
+            ) from error
+        why = error.strerror or str(error)
     aside = Path(tempfile.mkdtemp(prefix="thalweg-cache-"))
-    notes.append(_note(f"{root} cannot be written ({failure.strerror}); tokens are kept in {aside} this time"))
-    return _build_locked(aside / name, making, build, notes)
+    atexit.register(shutil.rmtree, aside, ignore_errors=True)
+    made = _open_or_build(aside / name, making, build)
+    made.notes.append(_note(f"{root} cannot be written ({why}); tokens are kept in {aside} until this process ends"))
+    return made
 
 
 def cache_folder(given: str | Path | None = None) -> Path:
@@ -92,11 +86,6 @@ def cache_folder(given: str | Path | None = None) -> Path:
         return Path(named).expanduser() if named else Path.home() / ".cache" / "thalweg"
     except RuntimeError:  # no home
         return Path(tempfile.gettempdir()) / "thalweg"
-
-
-def digest_of(value: Any) -> str:
-    """sha256 of a plain value."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
 def digest_of_file(path: Path) -> str:
@@ -144,22 +133,30 @@ def _check(folder: Path, making: dict[str, Any]) -> TokenCache | None:
     return TokenCache(folder, tokens, tokenizer, meta)
 
 
-def _build_locked(folder: Path, making: dict[str, Any], build: Build, notes: list[str]) -> TokenCache:
+def _open_or_build(folder: Path, making: dict[str, Any], build: Build) -> TokenCache:
+    notes: list[str] = []
+    try:
+        if (found := _check(folder, making)) is not None:
+            return found
+    except BrokenCacheError as error:
+        notes.append(_note(f"the token cache {folder} is {error}; it is made anew"))
     with _lock(folder):
         try:
-            found = _check(folder, making)  # another process may have built it meanwhile
-            if found is not None:
+            if (found := _check(folder, making)) is not None:  # another process built it meanwhile
                 found.notes += notes
                 return found
         except BrokenCacheError:
             shutil.rmtree(folder)
-        for left_over in folder.parent.glob(f".{folder.name}.making-*"):  # of a process that was killed: the lock is ours
+        for left_over in folder.parent.glob(
+            f".{folder.name}.making-*"
+        ):  # of a process that was killed: the lock is ours
             shutil.rmtree(left_over, ignore_errors=True)
         place = Path(tempfile.mkdtemp(prefix=f".{folder.name}.making-", dir=folder.parent))
         try:
             meta = {"making": making, **build(place)}
             meta["files"] = {
-                path.name: {"bytes": path.stat().st_size, "digest": digest_of_file(path)} for path in sorted(place.iterdir())
+                path.name: {"bytes": path.stat().st_size, "digest": digest_of_file(path)}
+                for path in sorted(place.iterdir())
             }
             text = json.dumps({**meta, "seal": digest_of(meta)}, indent=1, ensure_ascii=False)
             with (place / "meta.json").open("w", encoding="utf-8") as file:

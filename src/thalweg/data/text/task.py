@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from thalweg.data import units
+from thalweg.data.fingerprint import digest_of
 from thalweg.data.task import Batch, Task, as_batch
 from thalweg.data.tasks import Request
 from thalweg.data.text import bpe, nulls
-from thalweg.data.text.cache import TokenCache, digest_of, open_cache
+from thalweg.data.text.cache import TokenCache, open_cache
 from thalweg.data.text.encoding import encode_source
 from thalweg.data.text.source import Source, cap_documents
 from thalweg.data.text.tokenizer import ByteTokenizer, Tokenizer, read_tokenizer
@@ -121,7 +122,9 @@ def choose_tokenizer(request: Request, shipped: Callable[[], Tokenizer] | None =
             return TokenizerChoice(ready.digest, lambda _: ready)
         size = vocab_size or bpe.DEFAULT_VOCAB
         bpe.check_vocab(size)
-        return TokenizerChoice(f"bpe rule {bpe.RULE} vocab {size}", partial(_trained, vocab_size=size, max_tokens=request.max_tokens))
+        return TokenizerChoice(
+            f"bpe rule {bpe.RULE} vocab {size}", partial(_trained, vocab_size=size, max_tokens=request.max_tokens)
+        )
     if wanted == "byte":
         made: Tokenizer = ByteTokenizer()
     else:
@@ -138,7 +141,9 @@ def _trained(source: Source, vocab_size: int, max_tokens: int | None) -> Tokeniz
     enough = bpe.TRAINING_BYTES if max_tokens is None else min(bpe.TRAINING_BYTES, 8 * max_tokens)
     made = bpe.train_bpe(cap_documents(train, enough), vocab_size)
     if made.vocab_size < vocab_size:
-        source.notes.append(f"the train split has pairs for a vocabulary of {made.vocab_size} only; {vocab_size} was asked for")
+        source.notes.append(
+            f"the train split has pairs for a vocabulary of {made.vocab_size} only; {vocab_size} was asked for"
+        )
     return made
 
 

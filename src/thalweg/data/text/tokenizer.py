@@ -113,7 +113,9 @@ class JsonTokenizer(Tokenizer):
         return self._json
 
     def to_json(self) -> str:
-        return json.dumps({"thalweg": "json", "name": self.name, "by_lines": self._by_lines, "tokenizer": json.loads(self._json)})
+        return json.dumps(
+            {"thalweg": "json", "name": self.name, "by_lines": self._by_lines, "tokenizer": json.loads(self._json)}
+        )
 
 
 def from_json(text: str) -> Tokenizer:
@@ -122,7 +124,9 @@ def from_json(text: str) -> Tokenizer:
     if saved.get("thalweg") == "byte":
         return ByteTokenizer()
     if saved.get("thalweg") == "json":
-        return JsonTokenizer(json.dumps(saved["tokenizer"], ensure_ascii=False), saved["name"], by_lines=saved["by_lines"])
+        return JsonTokenizer(
+            json.dumps(saved["tokenizer"], ensure_ascii=False), saved["name"], by_lines=saved["by_lines"]
+        )
     raise InputError("this file holds no tokenizer of ours")
 
 
