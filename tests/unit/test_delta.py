@@ -86,10 +86,13 @@ def test_a_gate_held_at_two_reflects_and_undoes_itself():
 
 
 def test_a_gate_held_at_zero_never_writes_and_says_so():
-    stream = make(fixed_beta=0.0)
-    out = stream(embedding(), [torch.tanh] * 4)
-    torch.testing.assert_close(out, stream.final_norm(embedding()))
-    assert any(fnmatch.fnmatch("sites.0.value.weight", pattern) for pattern in stream.frozen())
+    stream, x = make(fixed_beta=0.0, value_channels=3), embedding()
+    out = stream(x, [torch.tanh] * 4)
+    torch.testing.assert_close(out, stream.final_norm(x), atol=1e-12, rtol=0)
+    (out * embedding(3)).sum().backward()
+    for name, parameter in stream.named_parameters():
+        declared = any(fnmatch.fnmatch(name, pattern) for pattern in stream.frozen())
+        assert declared == (not parameter.grad.any()), name
     assert not make().frozen()
 
 

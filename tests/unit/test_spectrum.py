@@ -16,6 +16,7 @@ from thalweg.geometry import (
     singular_values,
     stable_rank,
 )
+from thalweg.geometry.spectrum import spectral_measures
 
 
 def gaussian(*shape, seed=0, dtype=torch.float64):
@@ -121,6 +122,15 @@ def test_one_matrix_per_sequence_and_the_pooled_one():
     assert effective_rank(x).tolist() == pytest.approx([1.0, 0.25], abs=1e-6)
     assert pooled_effective_rank(x).item() == pytest.approx(effective_rank(x.reshape(8, 4)).item(), rel=1e-12)
     assert effective_rank(x.reshape(1, 2, 4, 4)).shape == (1, 2)
+
+
+@pytest.mark.parametrize("method", ["gram", "svd"])
+def test_several_measures_from_one_decomposition(method):
+    x = gaussian(3, 20, 8)
+    found = spectral_measures(x, method=method)
+    assert list(found) == ["effective_rank", "stable_rank", "participation_ratio"]
+    for name, function in zip(found, (effective_rank, stable_rank, participation_ratio), strict=True):
+        assert torch.equal(found[name], function(x, method=method))
 
 
 def test_relative_to_the_first_state():

@@ -1,7 +1,6 @@
 """What every subcommand shares: the parser with one-line errors, output for people and for machines."""
 
 import argparse
-import json
 import sys
 from typing import Any, NoReturn
 
@@ -50,8 +49,10 @@ def say_error(line: str) -> None:
 
 
 def emit(value: Any) -> None:
-    """A result for machines: JSON on stdout."""
-    print(json.dumps(value, indent=2, default=str, allow_nan=False))
+    """A result for machines: strict JSON on stdout; numbers that are not finite as the strings NaN, Infinity, -Infinity."""
+    from thalweg.records import jsonl
+
+    print(jsonl.encode(value, indent=2))
 
 
 def table(rows: list[dict[str, Any]], columns: dict[str, str]) -> None:

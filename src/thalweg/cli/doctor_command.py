@@ -67,7 +67,7 @@ def _devices() -> list[dict[str, str]]:
 
 
 def _places() -> list[dict[str, str]]:
-    from thalweg.data import cache_folder
+    from thalweg.data.text.cache import cache_folder
 
     rows = []
     for name, folder in (("cache", cache_folder()), ("current folder", Path.cwd())):

@@ -11,7 +11,7 @@ EXAMPLES = """examples:
 
 
 def configure(parser) -> None:
-    parser.add_argument("subject", metavar="PLAN_OR_RUN", help="plan file, name of a shipped plan, or folder of a run")
+    parser.add_argument("plan", metavar="PLAN_OR_RUN", help="plan file, name of a shipped plan, or folder of a run")
     parser.add_argument("-o", "--output", default="report.html", help="file to write (report.html)")
     parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
     parser.add_argument("--scale", help="scale of the plan")
@@ -22,8 +22,8 @@ def run(args) -> ExitCode:
     from thalweg.records.run import RunFolder
 
     confirm_output(args.output, args.overwrite)
-    if RunFolder.is_run(args.subject) or Path(args.subject).is_dir():
-        path = of_run(args.subject, args.output)
+    if RunFolder.is_run(args.plan) or Path(args.plan).is_dir():
+        path = of_run(args.plan, args.output)
     else:
         path = _of_plan(args)
     if args.json:

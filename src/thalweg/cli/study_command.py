@@ -91,12 +91,13 @@ def _lock(args) -> ExitCode:
 
 def _run(args) -> ExitCode:
     from thalweg import studies
-    from thalweg.cli.progress import listener
+    from thalweg.cli.progress import listening
 
     study = open_study(args)
-    done = studies.run(
-        study, jobs=args.jobs, limit=args.limit, say=lambda line: say(line, quiet=args.quiet), on_event=listener(args.quiet)
-    )
+    with listening(quiet=args.quiet) as listener:
+        done = studies.run(
+            study, jobs=args.jobs, limit=args.limit, say=lambda line: say(line, quiet=args.quiet), on_event=listener
+        )
     finished, wanted = study.progress()
     if args.json:
         emit({"finished_now": done, "runs": finished, "of": wanted})

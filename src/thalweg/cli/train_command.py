@@ -71,28 +71,24 @@ def _resume(args) -> ExitCode:
 
 
 def _train(args, wanted, folder: Path, *, resume: bool) -> ExitCode:
-    from thalweg.cli.progress import listener
+    from thalweg.cli.progress import listening
     from thalweg.training import train
     from thalweg.training.parallel import is_main
     from thalweg.training.plan import plan_of
 
     main = is_main()
-    if main and not resume:
-        say(str(plan_of(wanted)), quiet=args.quiet)
-    if args.dry_run:
-        if args.json:
-            emit(config.to_plain(plan_of(wanted)))
-        return ExitCode.OK
-    result = train(wanted, folder, resume=resume, on_event=listener(args.quiet or not main, args.track, folder))
-    if not main:
-        return ExitCode.OK
-    if args.json:
+    if args.dry_run or (main and not resume and not args.quiet):
+        planned = plan_of(wanted)
+        if args.dry_run:
+            emit(config.to_plain(planned)) if args.json else print(planned)
+            return ExitCode.OK
+        say(str(planned))
+    with listening(quiet=args.quiet or not main, trackers=args.track, run=folder, config=config.to_plain(wanted)) as listener:
+        result = train(wanted, folder, resume=resume, on_event=listener)
+    if main and args.json:
         emit(config.to_plain(result))
-    else:
+    elif main:
         say(f"{result.status}: {folder}", quiet=args.quiet)
-    if result.status == "interrupted":
-        say(f"go on with: thalweg train --resume {folder}", quiet=args.quiet)
-        return ExitCode.INTERRUPTED
     return ExitCode.OK
 
 

@@ -227,9 +227,23 @@ class Delta(Stream):
         return {f"{part}.*": GroupHint(weight_decay=0.0) for part in parts if list(getattr(self, part).parameters())}
 
     def frozen(self):
-        if self.options.fixed_beta == 0:
-            return {"sites.*.value.*": "beta is held at 0, so no value is ever written"}
-        return {}
+        if self.options.fixed_beta != 0:
+            return {}
+        return dict.fromkeys(("sites.*", "compressors.*"), "beta is held at 0: nothing is ever written")
+
+    @classmethod
+    def variants(cls):
+        matrix = {"value_channels": 3}
+        return [
+            {"gate": "mlp", "value": "code"},
+            {"write_only": True},
+            {"fixed_beta": 2.0},
+            matrix,
+            {**matrix, "compress": "channels"},
+            {**matrix, "expand": "convolution", "value": "code"},
+            {**matrix, "compress": "channels", "expand": "convolution", "gate": "mlp"},
+            {**matrix, "write_only": True},
+        ]
 
     @property
     def looks_along_tokens(self) -> bool:

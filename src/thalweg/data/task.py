@@ -116,10 +116,7 @@ class Task(ABC):
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise InputError(f"{what} must be a whole number of at least 1, got {value!r}")
         count, draw = self._held_out(split, length)
-        if max_batches is None or count <= batch:
-            wanted = count
-        else:
-            wanted = min(max_batches, count // batch) * batch
+        wanted = count if max_batches is None or count <= batch else min(max_batches, count // batch) * batch
         return EvalBatches(draw, np.arange(wanted) * count // wanted, batch)
 
     @abstractmethod

@@ -78,9 +78,7 @@ def effective_rank(
     Source: Roy and Vetterli 2007; MGT (arXiv 2601.01014) Eq. 8.
     """
     values, _ = _scaled_values(x, center, drop_first, method)
-    total = values.sum(-1, keepdim=True)
-    p = values / torch.where(total > 0, total, 1.0)
-    rank = torch.exp(_entropy(p)) * (total > 0).squeeze(-1)
+    rank = _entropy_rank(values)
     return rank / values.shape[-1] if normalize else rank
 
 
@@ -141,10 +139,7 @@ def rankme(
 
     Source: Garrido et al. 2023 (arXiv 2210.02885); its singular values are not centred.
     """
-    values, _ = _scaled_values(x, center, drop_first, method)
-    total = values.sum(-1, keepdim=True)
-    p = values / torch.where(total > 0, total, 1.0) + epsilon
-    return torch.exp(_entropy(p)) * (total > 0).squeeze(-1)
+    return _entropy_rank(_scaled_values(x, center, drop_first, method)[0], epsilon)
 
 
 @measure(
@@ -161,8 +156,7 @@ def stable_rank(
     x: Float[Tensor, "*batch tokens width"], center: bool = False, drop_first: bool = False, method: Method = "gram"
 ) -> Float[Tensor, "*batch"]:
     """sum(s^2) / max(s)^2: between 1 and the rank; zeros: 0. Shapes: [... tokens width] -> [...]."""
-    values, _ = _scaled_values(x, center, drop_first, method)
-    return values.square().sum(-1)  # the largest is 1
+    return _scaled_values(x, center, drop_first, method)[0].square().sum(-1)  # the largest is 1
 
 
 @measure(
@@ -182,9 +176,19 @@ def participation_ratio(
 
     Shapes: [... tokens width] -> [...].
     """
-    energy = _scaled_values(x, center, drop_first, method)[0].square()
-    squares = energy.square().sum(-1)
-    return energy.sum(-1).square() / torch.where(squares > 0, squares, 1.0)
+    return _participation(_scaled_values(x, center, drop_first, method)[0])
+
+
+def spectral_measures(
+    x: Float[Tensor, "*batch tokens width"], *, method: Method = "gram"
+) -> dict[str, Float[Tensor, "*batch"]]:
+    """:func:`effective_rank`, :func:`stable_rank` and :func:`participation_ratio` from one decomposition, by name."""
+    values, _ = _scaled_values(x, False, False, method)
+    return {
+        "effective_rank": _entropy_rank(values) / values.shape[-1],
+        "stable_rank": values.square().sum(-1),
+        "participation_ratio": _participation(values),
+    }
 
 
 _WITH_NULL = {
@@ -248,7 +252,15 @@ def _scaled_values(x: Tensor, center: bool, drop_first: bool, method: str) -> tu
     return values, largest * peak.squeeze(-1)
 
 
-def _entropy(p: Tensor) -> Tensor:
-    """-sum(p ln p) over the last axis, with 0 ln 0 = 0 and no gradient there."""
-    safe = torch.where(p > 0, p, 1.0)
-    return -(safe * safe.log()).sum(-1)
+def _entropy_rank(values: Tensor, epsilon: float = 0.0) -> Tensor:
+    """exp(-sum(p ln p)) with 0 ln 0 = 0 and no gradient there; 0 where all values are."""
+    total = values.sum(-1, keepdim=True)
+    p = values / torch.where(total > 0, total, 1.0) + epsilon
+    p = torch.where(p > 0, p, 1.0)
+    return torch.exp(-(p * p.log()).sum(-1)) * (total > 0).squeeze(-1)
+
+
+def _participation(values: Tensor) -> Tensor:
+    energy = values.square()
+    squares = energy.square().sum(-1)
+    return energy.sum(-1).square() / torch.where(squares > 0, squares, 1.0)

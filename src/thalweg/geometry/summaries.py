@@ -12,7 +12,7 @@ from thalweg.geometry.catalog import Null
 from thalweg.geometry.gates import gate_statistics, sign_transition
 from thalweg.geometry.gradients import depth_slope, gradient_norms
 from thalweg.geometry.similarity import residual_null, residual_to_rank_one, rms, state_cosine, token_cosine
-from thalweg.geometry.spectrum import effective_rank, gaussian_null, participation_ratio, stable_rank
+from thalweg.geometry.spectrum import effective_rank, gaussian_null, spectral_measures
 from thalweg.geometry.tangent import local_tangent
 from thalweg.geometry.updates import (
     off_tangent,
@@ -136,7 +136,8 @@ def _state_rows(
         tokens, width = x.shape[1:]
         where = {**place, "stream": stream, "dtype": _dtype(state)}
         if options.spectra:
-            ranks = effective_rank(x)
+            spectral = spectral_measures(x)
+            ranks = spectral["effective_rank"]
             _add(rows, "effective_rank", ranks, tokens, gaussian_null(tokens, width), **where)
             start = first[stream] if stream in first else first.get("mean")
             if start is not None:
@@ -146,9 +147,9 @@ def _state_rows(
             _add(rows, "effective_rank.centred", effective_rank(x, center=True), tokens, centred, **where)
             rest = gaussian_null(tokens - 1, width)
             _add(rows, "effective_rank.without_first", effective_rank(x, drop_first=True), tokens, rest, **where)
-            for name, function in (("stable_rank", stable_rank), ("participation_ratio", participation_ratio)):
+            for name in ("stable_rank", "participation_ratio"):
                 null = gaussian_null(tokens, width, name)
-                _add(rows, name, function(x), tokens, null, unit="directions", **where)
+                _add(rows, name, spectral[name], tokens, null, unit="directions", **where)
         _add(rows, "rms", rms(x), tokens, unit="stream units", **where)
         _add(rows, "token_cosine", token_cosine(x), tokens, _independent("directions"), **where)
         null = Null(residual_null(tokens), 0.0, "sqrt(1 - 1/tokens): independent tokens")

@@ -1,5 +1,6 @@
 """The decoder: embedding, a stream, blocks that write to it, unembedding."""
 
+from contextlib import nullcontext
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -108,17 +109,16 @@ class Decoder(nn.Module):
         if trace is not None:
             trace.clear()
             trace.entered = state
-        for i, block in enumerate(self.blocks):
-            here, following = sites[i * per_layer : (i + 1) * per_layer], next(iter(sites[(i + 1) * per_layer :]), None)
-            if recompute:
-                carry = checkpoint(block, carry, here, following, tokens, view, use_reentrant=False)
-            elif (
-                recorded and not torch.compiler.is_compiling()
-            ):  # growing shapes and lists: a compiled block would be compiled anew
-                with torch.compiler.set_stance("force_eager"):
+        # A cache or a trace grows with every call: compiled blocks would be compiled anew for each.
+        eager = recorded and not torch.compiler.is_compiling()
+        with torch.compiler.set_stance("force_eager") if eager else nullcontext():
+            for i, block in enumerate(self.blocks):
+                here, behind = sites[i * per_layer : (i + 1) * per_layer], sites[(i + 1) * per_layer :]
+                following = behind[0] if behind else None
+                if recompute:
+                    carry = checkpoint(block, carry, here, following, tokens, view, use_reentrant=False)
+                else:
                     carry = block(carry, here, following, tokens, view, cache, trace)
-            else:
-                carry = block(carry, here, following, tokens, view, cache, trace)
         hidden = self.stream.leave(carry[0], tokens)
         if trace is not None:
             trace.left = hidden
@@ -132,10 +132,11 @@ class Decoder(nn.Module):
     def compile_blocks(self, **options: Any) -> None:
         """Compile every block with ``torch.compile(fullgraph=True, **options)``; blocks of one shape share one graph.
 
-        Passes with a cache or a trace run uncompiled.
+        Passes with a cache or a trace run uncompiled. All blocks draw on one recompile limit (64 here, torch's default is 8): the first
+        and last layer may differ from the others, and every dtype, gradient mode and kind of length counts.
         """
         for block in self.blocks:
-            block.compile(fullgraph=True, **options)
+            block.compile(fullgraph=True, **{"recompile_limit": 64, **options})
 
     def unembed(self, hidden: Float[Tensor, "b t d"]) -> Float[Tensor, "b t v"]:
         """What the stream left [b t d] -> logits [b t v], soft cap included."""

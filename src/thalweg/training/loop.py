@@ -68,9 +68,9 @@ def train(
     ):
         if resume:
             folder = ranks.first_does(lambda: RunFolder.open(run))
+            _same_config(folder.config, config, folder.path)
             if folder.status in ENDED:
                 return RunResult(**folder.result)
-            _same_config(folder.config, config, folder.path)
         if task is None:
             ranks.first_does(lambda: _load(config, cache_dir) and None)  # fills the cache before the other ranks read it
             task = _load(config, cache_dir)

@@ -81,10 +81,9 @@ def open_dataset(path: str, name: str | None, options: str, request: Request, pr
                 )
             request = replace(request, **{limit: getattr(chosen, limit)})
     if preset is not None and preset.gigabytes and request.max_bytes is None and request.max_tokens is None:
+        example = f"{request.spec}{',' if ':' in request.spec else ':'}max_tokens=100_000_000"
         raise InputError(
-            f"{request.spec} is about {preset.gigabytes} GB of text; say how much of it to use, for example {request.spec},max_tokens=100_000_000"
-            if ":" in request.spec
-            else f"{request.spec} is about {preset.gigabytes} GB of text; say how much of it to use: {request.spec}:max_tokens=100_000_000"
+            f"{request.spec} is about {preset.gigabytes} GB of text; say how much of it to use, for example {example}"
         )
     local = Path(path).expanduser()
     is_local = preset is None and (path.startswith(("/", "./", "../", "~")) or local.exists())

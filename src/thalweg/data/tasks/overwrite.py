@@ -28,7 +28,7 @@ class OverwriteOptions:
             raise InputError(f"queries={self.queries} asks for more distinct keys than keys={self.keys}")
         if 2 * self.queries > self.pairs:
             raise InputError(
-                f"every key that is asked for is written twice, so queries={self.queries} needs pairs of at least {2 * self.queries}, got {self.pairs}"
+                f"queries={self.queries} needs pairs of at least {2 * self.queries} (two writes of every key asked), got {self.pairs}"
             )
 
 

@@ -129,7 +129,7 @@ def _check(folder: Path, making: dict[str, Any]) -> TokenCache | None:
         raise BrokenCacheError(f"incomplete (no {Path(error.filename).name})") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise BrokenCacheError("unreadable") from None
-    tokens = {split: np.memmap(folder / f"{split}.bin", meta["dtype"], "r") for split in SPLITS}
+    tokens: dict[str, np.ndarray] = {split: np.memmap(folder / f"{split}.bin", meta["dtype"], "r") for split in SPLITS}
     return TokenCache(folder, tokens, tokenizer, meta)
 
 

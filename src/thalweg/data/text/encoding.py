@@ -37,7 +37,8 @@ def encode_source(source: Source, tokenizer: Tokenizer, folder: Path, max_tokens
     for split, writer in writers.items():
         if writer.tokens < 2:
             raise InputError(
-                f"{source.name}: the {split} split holds {writer.tokens} token{'s' * (writer.tokens != 1)}; at least 2 are needed, so give more text"
+                f"{source.name}: the {split} split holds {writer.tokens} token{'s' * (writer.tokens != 1)}, "
+                "at least 2 are needed; give more text"
             )
     (folder / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
     xz = source.known_xz if max_tokens is None else None

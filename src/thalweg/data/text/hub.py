@@ -76,9 +76,9 @@ class DatasetSource:
         if isinstance(self.where, Path):
             return _open_files(datasets, self.where)
         if is_offline():  # streams need the hub; what an earlier download left on this machine does not
-            if (
-                not datasets.config.HF_HUB_OFFLINE
-            ):  # the library read the variable when it was imported, and would wait for the network
+            from datasets import config as settings
+
+            if not settings.HF_HUB_OFFLINE:  # read when the library was imported; it would now wait for the network
                 raise ConnectionError("HF_HUB_OFFLINE was set too late")
             opened = datasets.load_dataset(self.where, self.config, revision=self.revision)
         else:
@@ -87,7 +87,7 @@ class DatasetSource:
             if note not in self.notes:
                 self.notes.append(note)
             opened = datasets.load_dataset(self.where, self.config, revision=commit, streaming=True)
-        return dict(opened)
+        return {str(name): rows for name, rows in opened.items()}
 
     def _commit(self) -> str:
         """The commit that the revision names now; also the one quick question that shows whether the hub can be reached."""

@@ -20,10 +20,12 @@ class Source(Protocol):
     """
 
     name: str
-    identity: str
-    split_rule: str
     notes: list[str]
     known_xz: dict[str, float] | None
+    split_rule: str
+
+    @property
+    def identity(self) -> str: ...
 
     def documents(self) -> Documents: ...
 

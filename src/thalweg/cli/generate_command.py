@@ -1,0 +1,63 @@
+"""``thalweg generate``: text from a trained run."""
+
+from pathlib import Path
+
+from thalweg.cli.console import emit
+from thalweg.errors import ExitCode, InputError
+
+EXAMPLES = """examples:
+  thalweg generate runs/mgt-d4-s0 --prompt "It is a truth"
+  thalweg generate runs/mgt-d4-s0 --prompt "She was" --tokens 60 --temperature 0 --which last"""
+
+
+def configure(parser) -> None:
+    parser.add_argument("run", metavar="RUN", help="folder of a run on text")
+    parser.add_argument("--prompt", required=True, help="text to go on from")
+    parser.add_argument("--tokens", type=int, default=80, help="tokens to add (80)")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0: always the likeliest (0.8)")
+    parser.add_argument("--seed", type=int, default=0, help="of the sampling (0)")
+    parser.add_argument("--which", choices=("best", "last"), default="best", help="checkpoint (best)")
+
+
+def run(args) -> ExitCode:
+    text = generate(args.run, args.prompt, args.tokens, args.temperature, args.seed, args.which)
+    emit({"prompt": args.prompt, "text": text}) if args.json else print(args.prompt + text)
+    return ExitCode.OK
+
+
+def generate(run: str | Path, prompt: str, tokens: int, temperature: float, seed: int, which: str) -> str:
+    """What the model of ``run`` adds to ``prompt``.
+
+    Raises: InputError for a run without text, an empty prompt, or more tokens than the model's length.
+    """
+    import torch
+
+    from thalweg import data
+    from thalweg.models import DecoderCache
+    from thalweg.records.run import RunFolder
+    from thalweg.training import load_decoder
+    from thalweg.training.config import from_table
+
+    if tokens < 1 or temperature < 0:
+        raise InputError(f"tokens must be at least 1 and temperature at least 0, got {tokens} and {temperature:g}")
+    folder = RunFolder.open(run)
+    wanted = from_table(folder.config)
+    task = data.load(wanted.data, tokenizer=wanted.tokenizer, vocab_size=wanted.vocab_size)
+    tokenizer = getattr(task, "tokenizer", None)
+    if tokenizer is None:
+        raise InputError(f"{run} was trained on the task {wanted.data!r}, which has no text")
+    ids = tokenizer.encode(prompt)
+    if not ids:
+        raise InputError("the prompt is empty; give at least one character")
+    model, _ = load_decoder(run, which)
+    if len(ids) + tokens > model.config.max_length:
+        raise InputError(f"{len(ids)} + {tokens} tokens are more than the {model.config.max_length} that this model takes")
+    generator = torch.Generator().manual_seed(seed)
+    cache, given, added = DecoderCache(), torch.tensor([ids]), []
+    with torch.no_grad():
+        for _ in range(tokens):
+            logits = model(given, cache=cache, logits_to_keep=1).logits[0, -1].float()
+            choice = logits.argmax() if temperature == 0 else torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)[0]
+            added.append(int(choice))
+            given = choice.reshape(1, 1)
+    return tokenizer.decode(added)

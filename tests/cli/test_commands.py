@@ -1,0 +1,146 @@
+"""Every command does its job, prints JSON when asked, and explains itself."""
+
+import importlib
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from thalweg.cli import COMMANDS, main, module_of
+from thalweg.errors import ExitCode
+
+TINY = ["train", "--depth", "1", "--width", "16", "--heads", "1", "--data", "copy:vocab=8,half=4", "--sequence-length", "9", "--steps", "4"]
+TINY += ["--eval-every", "2", "--eval-batches", "1", "--batch-size", "16", "--threads", "1"]
+
+
+def out(capsys, argv, code=0):
+    assert main(argv) == code
+    return capsys.readouterr().out
+
+
+def test_the_list_of_commands():
+    assert list(COMMANDS) == ["demo", "list", "show", "train", "generate", "study", "report", "compare-runs", "doctor"]
+
+
+def test_exit_codes():
+    assert {e.name: e.value for e in ExitCode} == {
+        "OK": 0,
+        "REFUTED": 1,
+        "INPUT": 2,
+        "INCONCLUSIVE": 3,
+        "VOID": 4,
+        "CAPTURE": 5,
+        "INTERNAL": 70,
+        "INTERRUPTED": 130,
+    }
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_ends_with_two_examples(capsys, command):
+    with pytest.raises(SystemExit) as stopped:
+        main([command, "--help"])
+    text = capsys.readouterr().out
+    assert stopped.value.code == 0
+    assert text.count(f"  thalweg {command}") >= 2
+    assert importlib.import_module(module_of(command)).EXAMPLES.startswith("examples:")
+
+
+def test_help_loads_no_torch():
+    code = "import sys, thalweg.cli; thalweg.cli.main([]); sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_version(capsys):
+    from thalweg import __version__
+
+    assert out(capsys, ["--version"]).strip() == f"thalweg {__version__}"
+
+
+@pytest.mark.parametrize(("kind", "one"), [("connections", "mgt"), ("measures", "effective_rank"), ("plans", "demo"), ("tasks", "austen")])
+def test_list(capsys, kind, one):
+    rows = json.loads(out(capsys, ["list", kind, "--json"]))
+    assert {"name", "summary", "source"} <= set(rows[0])
+    assert one in [row["name"] for row in rows]
+    assert one in out(capsys, ["list", kind])
+
+
+def test_show_connection(capsys):
+    found = json.loads(out(capsys, ["show", "connection", "mgt", "--width", "64", "--depth", "2", "--option", "preset=residual", "--json"]))
+    assert "2601.01014" in found["source"]
+    assert found["options"]["preset"] == "residual"
+    cost = found["cost at width 64, depth 2"]
+    assert cost["parameters"] >= 4 * (2 * 64**2 + 64 + 2 * 64 + 1)  # the note's count for each of four sublayers, norms not counted
+    text = out(capsys, ["show", "connection", "mgt"])
+    assert "soft gate" in text
+
+
+def test_show_measure_and_plan(capsys):
+    assert "singular values" in out(capsys, ["show", "measure", "effective_rank"])
+    assert len(json.loads(out(capsys, ["show", "plan", "demo", "--json"]))["hash"]) == 64
+
+
+def test_train_report_compare(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = json.loads(out(capsys, [*TINY, "-o", "a", "--json", "--quiet"]))
+    assert result["status"] == "done"
+    assert result["cost"]["flops_per_token"] > 0
+    out(capsys, [*TINY, "-o", "b", "--quiet"])
+    out(capsys, [*TINY, "-o", "c", "--quiet", "--seed", "1"])
+    assert "bitwise equal" in out(capsys, ["compare-runs", "a", "b", "--assert-equal"])
+    assert "differ from step" in out(capsys, ["compare-runs", "a", "c", "--assert-equal"], code=1)
+    path = out(capsys, ["report", "a", "-o", "r.html"]).strip()
+    assert "<svg" in (tmp_path / path).read_text()
+
+
+def test_print_config_repeats_the_call(capsys, tmp_path):
+    text = out(capsys, [*TINY, "--connection", "mgt", "--option", "preset=stable", "--model", "qk_norm=true", "--print-config"])
+    (tmp_path / "again.toml").write_text(text)
+    assert out(capsys, ["train", str(tmp_path / "again.toml"), "--print-config"]) == text
+
+
+def test_dry_run(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    planned = json.loads(out(capsys, [*TINY, "--dry-run", "--json"]))
+    assert planned["parameters"] > 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_generate(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.txt").write_text("It was the best of times, it was the worst of times. " * 60)
+    argv = ["train", "--data", "text:t.txt", "--tokenizer", "byte", "--depth", "1", "--width", "32", "--sequence-length", "32", "--steps", "3"]
+    out(capsys, [*argv, "--eval-every", "3", "--batch-size", "4", "--eval-batches", "1", "--threads", "1", "-o", "run", "--quiet"])
+    first = json.loads(out(capsys, ["generate", "run", "--prompt", "It was", "--tokens", "8", "--json"]))["text"]
+    assert first == json.loads(out(capsys, ["generate", "run", "--prompt", "It was", "--tokens", "8", "--json"]))["text"]
+    assert main(["generate", "run", "--prompt", "", "--tokens", "8"]) == 2
+    assert main(["generate", "run", "--prompt", "x", "--tokens", "100000"]) == 2
+
+
+def test_doctor(capsys):
+    found = json.loads(out(capsys, ["doctor", "--json"]))
+    assert found["ok"]
+    assert {"python", "torch", "numerics"} <= {row["check"] for row in found["checks"]}
+
+
+def test_interrupted_train_resumes(tmp_path):
+    """Ctrl-C saves, says how to go on, exits 130; the resumed run equals one that was never interrupted."""
+    steps = ["--steps", "400", "--eval-every", "200", "--geometry", "false"]
+    argv = [sys.executable, "-m", "thalweg", *TINY[:-8], "--eval-batches", "1", "--batch-size", "4", "--threads", "1", *steps]
+    run = tmp_path / "run"
+    process = subprocess.Popen([*argv, "-o", str(run)], stderr=subprocess.PIPE, text=True)
+    while not (run / "metrics.jsonl").exists() or '"step": 20' not in (run / "metrics.jsonl").read_text():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    resumed = subprocess.run([sys.executable, "-m", "thalweg", "train", "--resume", str(run), "--quiet"], capture_output=True, text=True)
+    assert resumed.returncode == 0, resumed.stderr
+    straight = subprocess.run([*argv, "-o", str(tmp_path / "straight"), "--quiet"], capture_output=True, text=True)
+    assert straight.returncode == 0, straight.stderr
+    assert main(["compare-runs", str(run), str(tmp_path / "straight"), "--assert-equal"]) == 0

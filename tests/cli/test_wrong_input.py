@@ -1,0 +1,198 @@
+"""Wrong inputs: each gives one line that says what was got and what is allowed, and its exit code; nothing already there is lost."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from thalweg.cli import main
+from thalweg.records import files
+
+
+@pytest.fixture(scope="module")
+def done_run(tmp_path_factory):
+    """A tiny finished run."""
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    assert main([*TINY, "-o", str(folder), "--quiet"]) == 0
+    return folder
+
+
+TINY = ["train", "--depth", "1", "--width", "8", "--heads", "1", "--data", "copy:vocab=8,half=4", "--sequence-length", "9", "--steps", "2"]
+TINY += ["--eval-every", "2", "--eval-batches", "1", "--batch-size", "2", "--threads", "1", "--geometry", "false"]
+
+
+@pytest.fixture
+def place(tmp_path, done_run, monkeypatch):
+    """A folder with every kind of broken thing, as the current one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.toml").write_text("depth = = 3")
+    (tmp_path / "unknown.toml").write_text("dpth = 3")
+    (tmp_path / "wrong_type.toml").write_text('depth = "three"')
+    (tmp_path / "latin.toml").write_bytes(b'connection = "\xe9"')
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "blank.txt").write_text(" \n\n ")
+    (tmp_path / "one_token.txt").write_text("a")
+    (tmp_path / "short.txt").write_text("Too short a text for one sequence.")
+    (tmp_path / "binary.txt").write_bytes(bytes(range(256)) * 8)
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "run.json").write_text('{"schema": 1, "name": "another program"}')
+    (tmp_path / "newer").mkdir()
+    (tmp_path / "newer" / "run.json").write_text('{"schema": 99}')
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "run.json").write_text('{"schema": 1, "kind":')
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("mine")
+    (tmp_path / "plan.toml").write_text("schema = 1")
+    (tmp_path / "report.html").write_text("mine")
+    (tmp_path / "done").symlink_to(done_run)
+    return tmp_path
+
+
+SMALL = TINY[1:]
+
+CASES = {
+    "unknown command": (["trian"], "Did you mean 'train'"),
+    "unknown flag": (["train", "--dpth", "3"], "Did you mean '--depth'"),
+    "flag without value": (["train", "--depth"], "expected one argument"),
+    "stray argument": (["doctor", "now"], "unexpected argument 'now'"),
+    "unknown connection": (["train", "--connection", "mtg"], "Did you mean 'mgt'"),
+    "unknown option of a connection": (["train", *SMALL, "--connection", "mgt", "--option", "prest=paper"], "Did you mean 'mgt.preset'"),
+    "wrong value of an option": (["train", *SMALL, "--connection", "mgt", "--option", "preset=papr"], "Did you mean 'paper'"),
+    "wrong type of an option": (["train", *SMALL, "--connection", "mgt", "--option", "alpha=much"], "must be"),
+    "option without a value": (["train", "--connection", "mgt", "--option", "preset"], "NAME=VALUE"),
+    "contradicting options": (["train", *SMALL, "--connection", "mgt", "--option", "post_norm=true"], "input_norm and final_norm"),
+    "word for a number": (["train", "--depth", "three"], "depth must be int, got 'three'"),
+    "fraction for a whole number": (["train", "--depth", "1.5"], "depth must be int"),
+    "negative depth": (["train", "--depth", "-1"], "at least 1"),
+    "zero batch": (["train", "--batch-size", "0"], "at least 1"),
+    "learning rate not a number": (["train", "--lr", "nan"], "lr must be positive"),
+    "steps and tokens": (["train", "--steps", "5", "--tokens", "5"], "not both"),
+    "accumulation does not divide": (["train", "--batch-size", "3", "--accumulation", "2"], "multiple of accumulation"),
+    "heads do not divide": (["train", "--width", "10", "--heads", "3", "--data", "copy"], "heads"),
+    "kv heads do not divide": (["train", "--width", "16", "--heads", "4", "--kv-heads", "3", "--data", "copy"], "heads"),
+    "unknown optimizer": (["train", "--optimizer", "adam"], "Did you mean 'adamw'"),
+    "unknown device": (["train", "--device", "gpu"], "Did you mean"),
+    "unknown decoder field": (["train", *SMALL, "--model", "qknorm=true"], "Did you mean 'model.qk_norm'"),
+    "unknown tracker": (["train", *SMALL, "-o", "x", "--track", "tensorbord"], "Did you mean 'tensorboard'"),
+    "no such file": (["train", "nothing.toml"], "no such file: nothing.toml"),
+    "a folder for a file": (["train", "foreign"], "is a folder"),
+    "broken TOML": (["train", "broken.toml"], "not valid TOML"),
+    "TOML not UTF-8": (["train", "latin.toml"], "not UTF-8"),
+    "unknown key in TOML": (["train", "unknown.toml"], "Did you mean 'depth'"),
+    "wrong type in TOML": (["train", "wrong_type.toml"], "depth must be int"),
+    "unknown data": (["train", "--data", "austin"], "Did you mean 'austen'"),
+    "unknown parameter of a task": (["train", "--data", "copy:haf=3"], "Did you mean 'half'"),
+    "no such text": (["train", "--data", "text:nothing.txt"], "nothing.txt"),
+    "empty text": (["train", "--data", "text:empty.txt"], "empty"),
+    "blank text": (["train", "--data", "text:blank.txt"], "blank.txt"),
+    "one-token text": (["train", "--data", "text:one_token.txt", "--tokenizer", "byte"], "one_token.txt"),
+    "short text": (["train", "--data", "text:short.txt", "--tokenizer", "byte", "--depth", "1"], "short"),
+    "binary text": (["train", "--data", "text:binary.txt"], "UTF-8"),
+    "tokenizer missing": (["train", "--tokenizer", "nothing.json"], "nothing.json"),
+    "output is not empty": (["train", *SMALL, "-o", "full"], "not empty"),
+    "output is a file": (["train", *SMALL, "-o", "report.html"], "is a file"),
+    "output holds a run": (["train", *SMALL, "-o", "done"], "holds a run already"),
+    "resume nothing": (["train", "--resume", "nothing"], "no such run"),
+    "resume a foreign folder": (["train", "--resume", "foreign"], "no run record"),
+    "resume a newer run": (["train", "--resume", "newer"], "upgrade"),
+    "resume a torn record": (["train", "--resume", "torn"], "broken"),
+    "resume with another depth": (["train", "--resume", "done", "--steps", "9", "--depth", "2"], "depth"),
+    "resume and output": (["train", "--resume", "done", "-o", "x"], "--resume takes"),
+    "report of nothing": (["report", "nothing.toml", "-o", "x.html"], "no such plan"),
+    "report of a folder without a run": (["report", "full", "-o", "x.html"], "no run"),
+    "report over a file": (["report", "done"], "report.html exists"),
+    "report into a missing place": (["report", "done", "-o", "report.html/x.html"], "cannot be written"),
+    "unknown plan": (["study", "check", "demmo"], "Did you mean 'demo'"),
+    "incomplete plan": (["study", "check", "plan.toml"], "lacks the required keys"),
+    "unknown scale": (["study", "check", "demo", "--scale", "smke"], "Did you mean 'smoke'"),
+    "new over a plan": (["study", "new", "plan.toml"], "exists"),
+    "new without suffix": (["study", "new", "plan"], "ends in .toml"),
+    "unknown verb": (["study", "juge", "demo"], "invalid choice"),
+    "unlocked run": (["study", "run", "demo", "--records", "r"], "not locked"),
+    "unknown kind": (["list", "conections"], "invalid choice"),
+    "show what is not there": (["show", "connection", "highwy"], "Did you mean 'highway'"),
+    "show an unknown measure": (["show", "measure", "effective_rnk"], "Did you mean 'effective_rank'"),
+    "generate from a task": (["generate", "done", "--prompt", "x"], "has no text"),
+    "generate from nothing": (["generate", "nothing", "--prompt", "x"], "no such run"),
+    "compare with nothing": (["compare-runs", "done", "nothing"], "no such run"),
+}
+
+
+@pytest.mark.parametrize(("argv", "says"), CASES.values(), ids=CASES)
+def test_one_line_and_code_2(place, capsys, argv, says):
+    before = snapshot(place)
+    code = main(argv)
+    err = capsys.readouterr().err
+    errors = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, err
+    assert says in errors[0]
+    assert "Traceback" not in err
+    assert len(errors[0]) < 1200
+    assert code == 2
+    after = snapshot(place)
+    assert {k: after.get(k) for k in before} == before
+
+
+def snapshot(place: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(place)): p.read_bytes() for p in place.rglob("*") if p.is_file()}
+
+
+def test_the_table_is_long_enough():
+    assert len(CASES) >= 40
+
+
+def test_debug_shows_the_traceback():
+    with pytest.raises(Exception, match="Did you mean 'train'"):
+        main(["trian", "--debug"])
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "missing", "foreign"])
+def test_damaged_checkpoints(place, capsys, damage):
+    run = place / "run"
+    assert main([*TINY, "-o", "run", "--quiet"]) == 0
+    weights = max((run / "checkpoints").glob("step-*")) / "model.safetensors"
+    data = weights.read_bytes()
+    if damage == "truncated":
+        weights.write_bytes(data[: len(data) // 2])
+    elif damage == "flipped":
+        weights.write_bytes(data[:-4] + bytes(b ^ 255 for b in data[-4:]))
+    elif damage == "missing":
+        weights.unlink()
+    else:
+        weights.write_bytes(b"PK\x03\x04 a pickle, perhaps")
+    record = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(record | {"status": "interrupted"}))
+    capsys.readouterr()
+    assert main(["train", "--resume", "run", "--quiet"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert "checkpoint" in line or "step-" in line
+
+
+def test_a_full_disk_loses_nothing(place, capsys, monkeypatch):
+    real = os.write
+
+    def full(descriptor, data):
+        if len(data) > 200_000:
+            raise OSError(28, "No space left on device")
+        return real(descriptor, data)
+
+    (place / "out.html").write_text("what was there")
+    monkeypatch.setattr(files.os, "write", lambda fd, data: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    assert main(["report", "done", "-o", "out.html", "--overwrite"]) == 2
+    assert "no space left" in capsys.readouterr().err
+    assert (place / "out.html").read_text() == "what was there"
+
+
+def test_nan_in_a_batch_is_a_result_not_a_crash(place, capsys, monkeypatch):
+    import torch
+
+    from thalweg.models.decoder import Decoder
+
+    real = Decoder.unembed
+    monkeypatch.setattr(Decoder, "unembed", lambda self, hidden: real(self, hidden) * torch.tensor(float("nan")))
+    assert main([*TINY, "-o", "nan", "--json", "--quiet"]) == 0
+    result = json.loads(capsys.readouterr().out.replace("NaN", "null"))
+    assert result["status"] == "diverged"
+    assert json.loads((place / "nan" / "run.json").read_text())["status"] == "diverged"
