@@ -232,7 +232,7 @@ def test_a_chosen_place_that_cannot_be_written_is_refused(load, text, monkeypatc
     place = text / "cache"  # below a file
     if by == "variable":
         monkeypatch.setenv("THALWEG_CACHE", str(place))
-    with pytest.raises(InputError, match="cannot be written.*give another by cache_dir or THALWEG_CACHE"):
+    with pytest.raises(InputError, match=r"cannot be written.*give another by cache_dir or THALWEG_CACHE"):
         load(cache_dir=place if by == "argument" else None)
 
 

@@ -242,14 +242,12 @@ def test_offline_is_one_quick_line(load, monkeypatch, spec, known_to_library):
 
 def test_a_hub_out_of_reach_is_one_quick_line(load, monkeypatch, online):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    real = hub.DatasetSource._commit
 
     def nowhere(self):
         from huggingface_hub import HfApi
 
         return HfApi(endpoint="http://127.0.0.1:9").dataset_info(self.where, timeout=hub.TIMEOUT).sha
 
-    assert real is not nowhere
     monkeypatch.setattr(hub.DatasetSource, "_commit", nowhere)
     started = time.monotonic()
     with pytest.raises(OfflineError, match="hub, which cannot be reached"):
@@ -286,7 +284,7 @@ def test_a_config_that_does_not_exist(load, fake_hub, monkeypatch):
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     with pytest.raises(
-        InputError, match=r"hf:owner/name:x cannot be read: BuilderConfig 'x' not found. Available: \['a', 'b'\]"
+        InputError, match=r"hf:owner/name:x cannot be read: BuilderConfig 'x' not found\. Available: \['a', 'b'\]"
     ):
         load("hf:owner/name:x")
 

@@ -155,9 +155,10 @@ def test_the_same_text_has_the_same_fingerprint_wherever_it_is(tmp_path):
     write(tmp_path / "a.txt", PROSE)
     write(tmp_path / "b,odd:name.txt", PROSE)
     write(tmp_path / "c.txt", PROSE[:-2] + "?\n")
-    load = lambda name, **kw: data.load(
-        f"text:{tmp_path / name}", cache_dir=tmp_path / "c", **({"tokenizer": "byte"} | kw)
-    )  # noqa: E731 short
+
+    def load(name, **kwargs):
+        return data.load(f"text:{tmp_path / name}", cache_dir=tmp_path / "c", **({"tokenizer": "byte"} | kwargs))
+
     first = load("a.txt").fingerprint
     assert load("b,odd:name.txt").fingerprint == first
     others = [

@@ -43,7 +43,7 @@ class Counting(Task):
         return draw
 
     def _held_out(self, split, length):
-        return 17, lambda chosen: as_batch((chosen[:, None] + np.arange(length)) % 17)
+        return self.held_out, lambda chosen: as_batch((chosen[:, None] + np.arange(length)) % 17)
 
 
 BASE = dict(depth=2, width=16, heads=2, sequence_length=12, batch_size=8, steps=40, eval_every=20, eval_batches=2, lr=1e-2, threads=1, geometry=False)
@@ -249,8 +249,8 @@ def test_other_data_is_refused(tmp_path):
 
 
 def test_other_threads_resume_but_are_noted(tmp_path):
-    run(tmp_path / "a", stop=lambda: True)
-    assert run(tmp_path / "a", resume=True, threads=2).status == "done"
+    run(tmp_path / "a", stop=lambda: True, steps=2)
+    assert run(tmp_path / "a", resume=True, steps=2, threads=2).status == "done"
     notes = RunFolder.open(tmp_path / "a").notes
     assert len(notes) == 1 and "not bitwise because threads 1 -> 2" in notes[0]
 

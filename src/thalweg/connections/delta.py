@@ -138,6 +138,8 @@ class Delta(Stream):
 
     Shapes: state [b t n d], n value channels of width d (the paper's d x n, transposed); n = 1 is the vector state.
     One compressor is shared by the sublayers of a layer and applied before each; one more precedes the final norm.
+    Depth: the shortcut contracts, the layer need not, for k turns with the state. Measured at the start with 200 random
+    sublayers: the gradient grows 1e4 times at width 32 and 6 times at width 128 (``write_only``: 3 and 1.4 times).
     Raises: InputError for options that contradict each other, and for cached decoding with segments in some calls only.
     Source: Zhang et al. 2026, arXiv 2601.00417 v3; value ``code`` and initial weights from the authors' published code.
     """
@@ -237,7 +239,7 @@ class Delta(Stream):
         return [
             {"gate": "mlp", "value": "code"},
             {"write_only": True},
-            {"fixed_beta": 2.0},
+            {"fixed_beta": 0.5},
             matrix,
             {**matrix, "compress": "channels"},
             {**matrix, "expand": "convolution", "value": "code"},

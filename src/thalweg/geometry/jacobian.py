@@ -16,8 +16,6 @@ Map = Callable[[Tensor], Tensor]
 
 START_SEED = 7_071_067  # of the start vector; a common seed would give data drawn by the caller
 
-_ISOMETRY = "Pennington et al. 2017 (dynamical isometry), arXiv 1711.04735"
-
 
 def jacobian_matrix(
     function: Map, point: Float[Tensor, "..."], *, limit: int = 4096, chunk: int = 64, vectorize: bool = True
@@ -127,53 +125,39 @@ def _values(values: Tensor) -> Tensor:
     return values.double()
 
 
-@measure(
-    "jacobian.largest",
-    summary="largest singular value of the Jacobian: the most that a signal can grow",
-    source=_ISOMETRY,
-    takes="singular values [... rank]",
-    range=(0.0, None),
-    null="1: the identity",
-)
 def largest(values: Float[Tensor, "*batch rank"]) -> Float[Tensor, "*batch"]:
-    """Largest singular value. Shapes: [... rank] -> [...]."""
+    """Largest singular value: the most that a signal can grow. Shapes: [... rank] -> [...]."""
     return _values(values).amax(-1)
 
 
-@measure(
-    "jacobian.smallest",
-    summary="smallest singular value of the Jacobian: the most that a signal can shrink",
-    source=_ISOMETRY,
-    takes="singular values [... rank]",
-    range=(0.0, None),
-    null="1: the identity",
-)
 def smallest(values: Float[Tensor, "*batch rank"]) -> Float[Tensor, "*batch"]:
-    """Smallest singular value. Shapes: [... rank] -> [...]."""
+    """Smallest singular value: the most that a signal can shrink. Shapes: [... rank] -> [...]."""
     return _values(values).amin(-1)
 
 
-@measure(
-    "jacobian.mean_square",
-    summary="mean squared singular value of the Jacobian: growth of the energy of a random signal",
-    source=_ISOMETRY,
-    takes="singular values [... rank]",
-    range=(0.0, None),
-    null="1: the identity",
-)
 def mean_square(values: Float[Tensor, "*batch rank"]) -> Float[Tensor, "*batch"]:
-    """||J||_F^2 / rank. Shapes: [... rank] -> [...]."""
+    """||J||_F^2 / rank: growth of the energy of a random signal. Shapes: [... rank] -> [...]."""
     return _values(values).square().mean(-1)
 
 
-@measure(
-    "jacobian.near_one",
-    summary="share of singular values of the Jacobian within 0.1 of 1",
-    source=_ISOMETRY,
-    takes="singular values [... rank]",
-    range=(0.0, 1.0),
-    null="1: the identity",
-)
 def near_one(values: Float[Tensor, "*batch rank"], tolerance: float = 0.1) -> Float[Tensor, "*batch"]:
     """Share of singular values s with |s - 1| <= tolerance. Shapes: [... rank] -> [...]."""
     return ((_values(values) - 1).abs() <= tolerance).double().mean(-1)
+
+
+_STATISTICS = (
+    (largest, "largest singular value", (0.0, None)),
+    (smallest, "smallest singular value", (0.0, None)),
+    (mean_square, "mean squared singular value", (0.0, None)),
+    (near_one, "share of singular values within 0.1 of 1", (0.0, 1.0)),
+)
+for _path, _words in (("skip", "the skip path, update and gates frozen"), ("block", "a whole layer")):
+    for _function, _what, _range in _STATISTICS:
+        measure(
+            f"jacobian.{_path}.{_function.__name__}",
+            summary=f"{_what} of the Jacobian of {_words}",
+            source="Pennington et al. 2017 (dynamical isometry), arXiv 1711.04735",
+            takes="singular values [... rank]",
+            range=_range,
+            null="1: the identity",
+        )(_function)

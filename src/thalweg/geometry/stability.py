@@ -20,7 +20,7 @@ class Spikes:
 
 
 @measure(
-    "spikes",
+    "stability.spikes",
     summary="share of steps whose loss or gradient norm exceeds a high quantile of the steps just before",
     source="ours",
     takes="values by step",
@@ -59,7 +59,7 @@ def spikes(values: Sequence[float], *, window: int = 100, quantile: float = 0.99
 
 
 @measure(
-    "gradient_variation",
+    "stability.gradient_variation",
     summary="standard deviation over mean of the gradient norm along training",
     source="ours",
     takes="gradient norms by step",
@@ -97,7 +97,7 @@ class StableRate:
 
 
 @measure(
-    "largest_stable_lr",
+    "stability.largest_lr",
     summary="largest learning rate of a grid that does not diverge, nor any smaller one",
     source="ours; as in Wortsman et al. 2023, arXiv 2309.14322",
     takes="final losses by learning rate",

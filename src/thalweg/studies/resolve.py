@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from thalweg import config
 from thalweg.errors import InputError
@@ -44,15 +44,15 @@ def _single(plan: Plan, scale: str, name: str, arm: Arm) -> TrainConfig:
         raise InputError(f"arm {name}: {error}") from error
 
 
-def _matched(own: TrainConfig, target: TrainConfig, what: str, by: str, vocab_size: Callable[[TrainConfig], int]) -> TrainConfig:
-    from thalweg.models import size
+def _matched(own: TrainConfig, target: TrainConfig, what: str, by: Literal["ffn_width", "width"], vocab_size: Callable[[TrainConfig], int]) -> TrainConfig:
+    from thalweg.models.matching import match_flops, match_parameters
 
-    vocab = vocab_size(target)
+    vocab, length = vocab_size(target), own.sequence_length
     mine, theirs = own.decoder(vocab), target.decoder(vocab)
     if what == "parameters":
-        made = size.match_parameters(mine, size.count_parameters(theirs), adjust=by)
+        made = match_parameters(mine, theirs, adjust=by)
     else:
-        made = size.match_flops(mine, size.flops_per_token(theirs, own.sequence_length), length=own.sequence_length, adjust=by)
+        made = match_flops(mine, theirs, length=length, adjust=by)
     return dataclasses.replace(own, width=made.width, heads=made.heads, ffn_width=made.ffn_width)
 
 

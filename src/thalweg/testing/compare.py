@@ -116,7 +116,7 @@ def require_same(got: Outcome, want: Outcome, than: str, tolerance: float = EXAC
     floor = 1e-3 * max((g.abs().max().item() for g in want.gradients.values() if g is not None and g.numel()), default=0.0)
     for name, gradient in want.gradients.items():
         collect(f"gradient of {name}", got.gradients[name], gradient, floor if math.isfinite(floor) else 0.0)
-    require(not broken, "; ".join(broken[:6]) + (f"; and {len(broken) - 6} more" if len(broken) > 6 else ""))
+    require(not broken, "; ".join(broken[:4]) + (f"; and {len(broken) - 4} more" if len(broken) > 4 else ""))
 
 
 def rows(names: Sequence[str], limit: int = 5) -> str:

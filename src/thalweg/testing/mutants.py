@@ -118,16 +118,11 @@ def read_write_swapped(stream: Stream) -> Stream:
 
 @mutant("reference")
 def site_off_by_one(stream: Stream) -> Stream:
-    """Every update is written by the site that follows."""
+    """Every sublayer is served by the site that follows."""
     _unfuse(stream)
-    plain = stream.advance
-
-    def advance(index: int, state: State, update: Tensor, context: Context, tokens: Tokens | None = None):
-        sites = stream.sites
-        state = sites[(index + 1) % len(sites)].write(state, update, context)
-        return (state, None, None) if index + 1 == len(sites) else (state, *sites[index + 1].read(state, tokens))
-
-    stream.advance = advance if len(stream.sites) > 1 else plain
+    verbs = [(site.read, site.write) for site in stream.sites]
+    for site, (read, write) in zip(stream.sites, verbs[1:] + verbs[:1], strict=True):
+        site.read, site.write = read, write
     return stream
 
 
@@ -439,14 +434,18 @@ def product_narrowed(stream: Stream) -> Stream:
 def state_lost(stream: Stream) -> Stream:
     """A parameter is not saved."""
     lost = next(name for name, _ in stream.named_parameters())
-    stream._register_state_dict_hook(lambda module, state, prefix, _: state.pop(prefix + lost, None) and None)
+
+    def drop(module: nn.Module, state: dict[str, Tensor], prefix: str, metadata: Any) -> None:
+        del state[prefix + lost]
+
+    stream._register_state_dict_hook(drop)
     return stream
 
 
 @mutant("compiled", "cost", applies=always)
 def branch_on_values(stream: Stream) -> Stream:
     """Python looks at a value of the state: the graph breaks there."""
-    return _rein(stream, lambda x: x if float(x.sum()) > 0 else 1 * x)
+    return _rein(stream, lambda x: x if float(x.detach().sum()) > 0 else 1 * x)
 
 
 def _rewrite(stream: Stream, write: Callable[..., State]) -> Stream:

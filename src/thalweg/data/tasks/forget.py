@@ -47,8 +47,8 @@ class ForgetOptions:
 class Forget(SyntheticTask):
     """``k v ... [RESET] k v ... [ASK] k a``, a scored: the value last written to k after the reset, or ``unknown`` if there is none.
 
-    The reset stands at a random place. Every key that is asked for was written before it, and a write after it differs from all that
-    could be remembered of that key's last value, so the stale value is always wrong. Chance: with probability ``unknown`` the answer is
+    The reset stands at a random place. Every key that is asked for was written before it, and what is written after it differs from that
+    key's last value before it, so the stale value is always wrong. Chance: with probability ``unknown`` the answer is
     'unknown', else uniform over the values; the best guess that reads nothing is right for max(unknown, (1 - unknown)/values).
     """
 
@@ -99,18 +99,19 @@ class Forget(SyntheticTask):
         after = choose_places(rng, ~before, o.queries)
         keys[rows[:, None], after] = np.where(void, keys[rows[:, None], after], asked)
 
-        latest = np.full((count, o.keys), -1)
-        known = np.zeros((count, o.keys), bool)
+        stale = np.full((count, o.keys), -1)  # last value before the reset
+        latest = np.full((count, o.keys), -1)  # last value that holds
         ids = np.full((count, self.natural_length()), RESET)
         for pair in pairs:
-            known[reset == pair] = False
+            latest[reset == pair] = -1
             key = keys[:, pair]
-            value = draw_other(rng, o.values, latest[rows, key])
-            latest[rows, key], known[rows, key] = value, True
+            value = draw_other(rng, o.values, stale[rows, key])
+            latest[rows, key] = value
+            stale[rows, key] = np.where(before[:, pair], value, stale[rows, key])
             place = 2 * pair + (pair >= reset)
             ids[rows, place] = FIRST_KEY + key
             ids[rows, place + 1] = self.first_value + value
-        said = np.where(known, self.first_value + latest, UNKNOWN)
+        said = np.where(latest >= 0, self.first_value + latest, UNKNOWN)
         return ask(ids, 2 * o.pairs + 1, FIRST_KEY + asked, said[rows[:, None], asked])
 
 

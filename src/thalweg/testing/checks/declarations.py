@@ -4,7 +4,8 @@ from fnmatch import fnmatchcase
 
 from thalweg.connections.base import Site, tensors_of
 from thalweg.connections.cost import measure
-from thalweg.testing.compare import finite, require
+from thalweg.errors import InputError
+from thalweg.testing.compare import BrokenError, finite, require
 from thalweg.testing.subjects import BATCH, DEPTH, LENGTH, WIDTH, Subject, embedding_for, sublayers_for, walk
 
 
@@ -48,7 +49,10 @@ def facts(subject: Subject) -> None:
 def cost(subject: Subject) -> None:
     """Parameters, FLOPs and bytes kept for the backward pass can be measured without running on real numbers."""
     layout = Site.decoder(DEPTH)
-    reading = measure(lambda sites: subject.build(WIDTH, sites), layout, width=WIDTH, length=LENGTH)
+    try:
+        reading = measure(lambda sites: subject.build(WIDTH, sites), layout, width=WIDTH, length=LENGTH)
+    except InputError as error:
+        raise BrokenError(str(error)) from error
     held = sum(parameter.numel() for parameter in subject.start().parameters())
     require(reading.parameters == held, f"measured {reading.parameters} parameters, the stream of {DEPTH} layers holds {held}")
     require(reading.flops_per_token >= 0 and reading.bytes_per_token >= 0, f"a cost is negative: {reading}")
