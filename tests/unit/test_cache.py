@@ -203,6 +203,7 @@ def test_two_processes_that_race_make_it_once(text, tmp_path):
         "    import time; print('MADE', flush=True); time.sleep(0.5); return real(*a)\n"
         "task.encode_source = slow\n"
         f"t = data.load('text:{text}', tokenizer='byte', cache_dir='{tmp_path / 'c'}')\n"
+        "assert not {'tokenizers', 'datasets', 'transformers'} & set(sys.modules)  # lazy: bytes need none of them\n"
         "print('PRINT', t.fingerprint, t.cache.tokens['train'][:5].tolist(), t.notes)\n"
     )
     env = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -170,7 +170,7 @@ def test_feed_forward_equals_the_formula(kind, inner):
             gate = layer.gate.weight @ row + layer.gate.bias
             hidden = torch.stack([g / (1 + torch.exp(-g)) * u for g, u in zip(gate, up, strict=True)])
         else:
-            hidden = torch.stack([u * 0.5 * (1 + math.erf(u / math.sqrt(2))) for u in up])
+            hidden = torch.stack([u * 0.5 * (1 + math.erf(u.item() / math.sqrt(2))) for u in up])
         if inner:
             hidden = hidden / torch.sqrt((hidden**2).mean() + cfg.norm_eps)
         rows.append(layer.down.weight @ hidden + layer.down.bias)

@@ -305,7 +305,7 @@ def test_without_the_library(load, monkeypatch, tmp_path):
 
 def test_unknown_presets_suggest_the_nearest(load):
     for spec in ("hf:wikitext2", "hf:open-web-text"):
-        with pytest.raises(UnknownNameError, match="Did you mean '(wikitext-2|openwebtext)'"):
+        with pytest.raises(UnknownNameError, match=r"Did you mean '(wikitext-2|openwebtext)'"):
             load(spec)
     with pytest.raises(InputError, match="needs a dataset"):
         load("hf:")

@@ -8,8 +8,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from beartype import beartype
+from jaxtyping import TypeCheckError, jaxtyped
 
 from thalweg import data
+from thalweg.data.task import next_token_accuracy
 from thalweg.data.tasks import austen
 from thalweg.data.text import nulls
 from thalweg.data.text.source import cap_documents, cap_text, split_block
@@ -245,6 +248,15 @@ def test_wide_vocabularies_take_four_bytes(tmp_path):
     meta = encode_source(source, Wide(), tmp_path)
     stored = np.fromfile(tmp_path / "train.bin", meta["dtype"])
     assert meta["dtype"] == "uint32" and stored.tolist() == [b + 2**16 - 255 for b in "abc\xff".encode()]
+
+
+def test_shapes_are_checked_where_annotations_are():
+    checked = jaxtyped(typechecker=beartype)(next_token_accuracy)
+    labels = torch.tensor([[5, 1, 2]])
+    assert checked(torch.zeros(1, 3, 6), labels)["token_accuracy"] == 0
+    for wrong in (torch.zeros(1, 2, 6), torch.zeros(3, 6), torch.zeros(1, 3, 6, dtype=torch.int64)):
+        with pytest.raises(TypeCheckError):
+            checked(wrong, labels)
 
 
 def test_metrics_shift_labels():

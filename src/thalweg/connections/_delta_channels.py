@@ -29,9 +29,8 @@ def convolve(x: Tensor, taps: Tensor, tokens: Tokens | None, place: Site | str, 
     if mask is not None:
         mask = mask.bool()
     if memory is not None:
-        key = (
-            f"delta.{place.index if isinstance(place, Site) else place}"  # made here: a compiled graph serves all sites
-        )
+        # the key is made here and not by the caller, so that one compiled graph serves all sites
+        key = f"delta.{place.index if isinstance(place, Site) else place}"
         real, segments_key = tokens.real(x), f"{key}.segments"
         if key in memory.slots and (segments_key in memory.slots) != (segments is not None):
             got, before = ("without", "with") if segments is None else ("with", "without")

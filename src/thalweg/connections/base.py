@@ -73,7 +73,7 @@ class TokenMemory:
             past, past_mask = self.slots[key]
             x, mask = torch.cat([past.to(x.dtype), x], 1), torch.cat([past_mask, mask], 1)
         start = max(x.shape[1] - keep, 0)
-        self.slots[key] = (x[:, start:].detach(), mask[:, start:])
+        self.slots[key] = (x[:, start:].detach().clone(), mask[:, start:].clone())  # a view would keep the whole prefill
         return x, mask
 
     def select(self, rows: Tensor) -> None:

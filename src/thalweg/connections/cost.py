@@ -138,7 +138,7 @@ def _run(
         for parameter in stream.parameters():  # Module.to cannot swap fake parameters
             parameter.data = parameter.data.to(dtype)
         embedding = torch.empty(1, length, width, dtype=dtype, requires_grad=True)
-        kept = _Kept(list(stream.parameters()))
+        kept = _Kept([*stream.parameters(), *stream.buffers()])
         products, rest = FlopCounterMode(display=False), _ElementCounter()
         with products, rest, torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda tensor: tensor):
             stream(embedding, [_opaque] * len(layout))
@@ -163,10 +163,10 @@ _opaque: Callable[[Tensor], Tensor] = _Opaque.apply  # type: ignore[assignment] 
 
 
 class _Kept:
-    """Distinct storages that autograd keeps, except those of the parameters."""
+    """Distinct storages that autograd keeps, except those of the module itself."""
 
-    def __init__(self, parameters: list[Tensor]):
-        self.known = {parameter.untyped_storage()._cdata for parameter in parameters}
+    def __init__(self, own: list[Tensor]):
+        self.known = {tensor.untyped_storage()._cdata for tensor in own}
         self.held: list[Tensor] = []  # so that no storage is freed and its address used again
         self.nbytes = 0
 
@@ -204,7 +204,56 @@ class _ElementCounter(TorchDispatchMode):
 # A conversion of dtype is data movement; elements per element read, for what is not element-wise.
 MOVES = {
     f"aten::{name}"
-    for name in ["_to_copy", "copy_", "clone", "cat", "stack", "empty_like", "empty", "empty_strided", "new_empty", "zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "arange", "eye", "scalar_tensor", "roll", "flip", "index", "gather", "scatter", "index_select", "repeat", "constant_pad_nd", "tril", "triu", "lift_fresh", "_unsafe_view", "slice_scatter", "select_scatter", "index_put", "masked_fill", "where", "unbind", "split", "detach", "fill_", "zero_", "contiguous", "linspace", "scalar_tensor", "_local_scalar_dense", "repeat_interleave"]
+    for name in [
+        "_to_copy",
+        "copy_",
+        "clone",
+        "cat",
+        "stack",
+        "empty_like",
+        "empty",
+        "empty_strided",
+        "new_empty",
+        "zeros",
+        "ones",
+        "full",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "arange",
+        "eye",
+        "scalar_tensor",
+        "roll",
+        "flip",
+        "index",
+        "gather",
+        "scatter",
+        "index_select",
+        "repeat",
+        "constant_pad_nd",
+        "tril",
+        "triu",
+        "lift_fresh",
+        "_unsafe_view",
+        "slice_scatter",
+        "select_scatter",
+        "index_put",
+        "masked_fill",
+        "where",
+        "unbind",
+        "split",
+        "detach",
+        "fill_",
+        "zero_",
+        "contiguous",
+        "linspace",
+        "scalar_tensor",
+        "_local_scalar_dense",
+        "repeat_interleave",
+    ]
 }
 PRODUCTS = {f"aten::{name}" for name in ("mm", "bmm", "addmm", "baddbmm", "convolution", "_convolution")}
 REDUCTIONS = {

@@ -64,14 +64,11 @@ def check_ids(input_ids: Tensor, vocab_size: int) -> None:
 
 def present(attention_mask: Tensor, batch: int, length: int, past: int) -> Bool[Tensor, "b t"]:
     """The part of the mask that belongs to this call; the cache remembers the rest."""
-    if (
-        attention_mask.ndim != 2
-        or attention_mask.shape[0] != batch
-        or attention_mask.shape[1] not in (length, past + length)
-    ):
+    shape = attention_mask.shape
+    if len(shape) != 2 or shape[0] != batch or (shape[1] != length and shape[1] != past + length):
         wanted = f"[{batch}, {length}]" + (f" or [{batch}, {past + length}]" if past else "")
         raise ShapeError(
-            f"attention_mask must be {wanted} (one entry per token), got shape {tuple(attention_mask.shape)}"
+            f"attention_mask must be {wanted} (one entry per token), got shape {tuple(shape)}"
         )
     return attention_mask[:, -length:].bool()
 

@@ -99,7 +99,9 @@ class BatteryReport:
 
     def __str__(self) -> str:
         state = "passes" if self.passed else f"breaks {len(self.broken)} of"
-        return "\n  ".join([f"{self.connection} {state} {len(self.results)} checks ({self.seconds:.1f} s)", *map(str, self.results)])
+        return "\n  ".join(
+            [f"{self.connection} {state} {len(self.results)} checks ({self.seconds:.1f} s)", *map(str, self.results)]
+        )
 
 
 def run(subject: Subject, only: Sequence[str] | None = None) -> tuple[CheckResult, ...]:
@@ -125,7 +127,9 @@ def _run(name: str, check: Check, subject: Subject) -> CheckResult:
     return CheckResult(name, passed, reason, time.perf_counter() - begin, applies, dict(subject.options))
 
 
-def subjects_of(connection: str | type[Stream], options: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None) -> list[Subject]:
+def subjects_of(
+    connection: str | type[Stream], options: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
+) -> list[Subject]:
     """One subject per set of options; without ``options`` the defaults and all that ``variants`` names.
 
     Raises: UnknownNameError for an unknown connection or option; InputError for what is no connection.

@@ -27,7 +27,9 @@ def require(condition: bool, message: str) -> None:
         raise BrokenError(message)
 
 
-def require_close(what: str, got: Tensor | None, want: Tensor | None, tolerance: float = EXACT, floor: float = 0.0) -> None:
+def require_close(
+    what: str, got: Tensor | None, want: Tensor | None, tolerance: float = EXACT, floor: float = 0.0
+) -> None:
     """Largest difference at most ``tolerance`` times the largest entry of ``want``, or times ``floor`` where that is larger.
 
     A missing tensor (a parameter without gradient) equals only another missing one. Raises: BrokenError.
@@ -67,7 +69,12 @@ class Outcome:
 
 
 def differentiate(
-    call: Callable[..., Tensor], stream: Stream, sublayers: nn.ModuleList, embedding: Tensor, tokens: Any = None, seed: int = 5
+    call: Callable[..., Tensor],
+    stream: Stream,
+    sublayers: nn.ModuleList,
+    embedding: Tensor,
+    tokens: Any = None,
+    seed: int = 5,
 ) -> Outcome:
     """Run ``call(embedding, sublayers, tokens)`` and its backward pass under a random cotangent.
 
@@ -84,10 +91,14 @@ def differentiate(
         return run
 
     output = call(leaf, [recorded(sublayer) for sublayer in sublayers], tokens)
-    return Outcome(output.detach(), [x.detach() for x in given], gradients(output, leaf, parameters_of(stream, sublayers), seed))
+    return Outcome(
+        output.detach(), [x.detach() for x in given], gradients(output, leaf, parameters_of(stream, sublayers), seed)
+    )
 
 
-def gradients(output: Tensor, embedding: Tensor, parameters: Mapping[str, Tensor], seed: int = 5) -> dict[str, Tensor | None]:
+def gradients(
+    output: Tensor, embedding: Tensor, parameters: Mapping[str, Tensor], seed: int = 5
+) -> dict[str, Tensor | None]:
     """Gradients of a random linear function of ``output``, by name of the leaf."""
     generator = torch.Generator().manual_seed(seed)
     cotangent = torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output.dtype)
@@ -113,7 +124,9 @@ def require_same(got: Outcome, want: Outcome, than: str, tolerance: float = EXAC
     for index, (a, b) in enumerate(zip(got.inputs, want.inputs, strict=False)):
         collect(f"input of sublayer {index}", a, b)
     # A gradient that is zero in exact arithmetic is compared on the scale of the others.
-    floor = 1e-3 * max((g.abs().max().item() for g in want.gradients.values() if g is not None and g.numel()), default=0.0)
+    floor = 1e-3 * max(
+        (g.abs().max().item() for g in want.gradients.values() if g is not None and g.numel()), default=0.0
+    )
     for name, gradient in want.gradients.items():
         collect(f"gradient of {name}", got.gradients[name], gradient, floor if math.isfinite(floor) else 0.0)
     require(not broken, "; ".join(broken[:4]) + (f"; and {len(broken) - 4} more" if len(broken) > 4 else ""))

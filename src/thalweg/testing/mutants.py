@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 from thalweg.connections.base import Context, State, Stream, StreamSite, Tokens, tensors_of
 from thalweg.ops.norms import Norm
 from thalweg.testing.compare import differentiate
-from thalweg.testing.subjects import Subject, embedding_for, scramble, sublayers_for
+from thalweg.testing.subjects import Subject, embedding_for, random_state, scramble, sublayers_for
 
 Mutate = Callable[[Stream], Stream]
 Applies = Callable[[Subject, Mutate], bool]
@@ -57,10 +57,16 @@ def has_parameters(subject: Subject, mutate: Mutate) -> bool:
     return any(True for _ in subject.start().parameters())
 
 
-def has_context(subject: Subject, mutate: Mutate) -> bool:
+def has_coefficients(subject: Subject, mutate: Mutate) -> bool:
+    """Whether a write depends on floating-point numbers that the read computed from the state."""
     stream = subject.random()
-    _, context = stream.sites[0].read(stream.enter(embedding_for(stream)))
-    return any(leaf.is_floating_point() for leaf in tensors_of(context))
+    site, state = stream.sites[0], random_state(stream.enter(embedding_for(stream)))
+    x, context = site.read(state)
+    _, other = site.read(random_state(state, seed=8))
+    if not any(leaf.is_floating_point() for leaf in tensors_of(context)):
+        return False
+    pairs = zip(tensors_of(site.write(state, x, context)), tensors_of(site.write(state, x, other)), strict=True)
+    return any(_distance(a, b) > 1e-6 for a, b in pairs)
 
 
 def always(subject: Subject, mutate: Mutate) -> bool:
@@ -140,7 +146,7 @@ def in_place_write(stream: Stream) -> Stream:
     return _rewrite(stream, write)
 
 
-@mutant("purity", applies=has_context)
+@mutant("purity", applies=has_coefficients)
 def context_hidden(stream: Stream) -> Stream:
     """The context is kept in the module by the last read, whichever pass that was."""
     last: dict[StreamSite, Context] = {}
@@ -158,7 +164,12 @@ def context_hidden(stream: Stream) -> Stream:
 def fused_form_differs(stream: Stream) -> Stream:
     """The fused write-and-read is not the write and the read."""
     inner = stream.advance
-    stream.advance = lambda index, state, update, context, tokens=None: inner(index, state, 1.01 * update, context, tokens)
+
+    def advance(index: int, state: State, update: Tensor, context: Context, tokens: Tokens | None = None):
+        state, x, context = inner(index, state, update, context, tokens)
+        return state, None if x is None else 1.01 * x, context
+
+    stream.advance = advance
     return stream
 
 
@@ -356,6 +367,13 @@ def observe_folded(stream: Stream) -> Stream:
     return stream
 
 
+@mutant("reference", applies=always)
+def reference_borrowed(stream: Stream) -> Stream:
+    """The reference is the code that it should check."""
+    stream.reference = stream.forward
+    return stream
+
+
 @mutant("facts", applies=always)
 def facts_empty(stream: Stream) -> Stream:
     """The equation is not written down."""
@@ -407,7 +425,7 @@ def cancellation(stream: Stream) -> Stream:
     return _rein(stream, lambda x: (x + 256) - 256)
 
 
-@mutant("autocast", applies=has_context)
+@mutant("autocast", applies=has_coefficients)
 def coefficients_narrowed(stream: Stream) -> Stream:
     """Coefficients are in bfloat16 under autocast."""
 
@@ -427,7 +445,9 @@ def stream_narrowed(stream: Stream) -> Stream:
 @mutant("autocast", applies=always)
 def product_narrowed(stream: Stream) -> Stream:
     """The write is computed in bfloat16 under autocast and returned in the dtype of the stream."""
-    return _rewrite_under_autocast(stream, lambda leaf: _narrow(leaf).to(leaf.dtype) if isinstance(leaf, Tensor) else leaf)
+    return _rewrite_under_autocast(
+        stream, lambda leaf: _narrow(leaf).to(leaf.dtype) if isinstance(leaf, Tensor) else leaf
+    )
 
 
 @mutant("storage", applies=has_parameters)
@@ -554,4 +574,4 @@ def _outcome(subject: Subject):
 def _distance(a: Tensor | None, b: Tensor | None) -> float:
     if a is None or b is None:
         return 0.0 if a is b else float("inf")
-    return float((a - b).abs().max()) if a.numel() else 0.0
+    return float((a - b).detach().abs().max()) if a.numel() else 0.0

@@ -31,14 +31,18 @@ class Subject:
         stream = self.connection(width, sites, options)
         return stream if self.mutate is None else self.mutate(stream)
 
-    def start(self, *, depth: int = DEPTH, width: int = WIDTH, dtype: torch.dtype = torch.float64, seed: int = 0) -> Stream:
+    def start(
+        self, *, depth: int = DEPTH, width: int = WIDTH, dtype: torch.dtype = torch.float64, seed: int = 0
+    ) -> Stream:
         """A stream at its declared start; all of it is drawn from ``seed``."""
         with seeded(seed), default_dtype(torch.float64):
             stream = self.build(width, Site.decoder(depth))
             stream.reset_parameters()
         return stream.to(dtype)
 
-    def random(self, *, depth: int = DEPTH, width: int = WIDTH, dtype: torch.dtype = torch.float64, seed: int = 1) -> Stream:
+    def random(
+        self, *, depth: int = DEPTH, width: int = WIDTH, dtype: torch.dtype = torch.float64, seed: int = 1
+    ) -> Stream:
         """A stream away from its start: noise on every parameter, so that no initial value hides a term."""
         stream = self.start(depth=depth, width=width, seed=seed)
         scramble(stream, seed)
@@ -65,7 +69,9 @@ class RandomSublayer(nn.Module):
     norm that the connection requires of a sublayer.
     """
 
-    def __init__(self, width: int, generator: torch.Generator, *, along_tokens: bool, asked: Requirements | None = None):
+    def __init__(
+        self, width: int, generator: torch.Generator, *, along_tokens: bool, asked: Requirements | None = None
+    ):
         super().__init__()
         asked = asked or Requirements()
         self.along_tokens, self.inner_norm = along_tokens, asked.inner_norm

@@ -1,11 +1,21 @@
 """What a run costs while it goes on: time in updates, tokens, and the peak of memory."""
 
+import functools
 import sys
 from pathlib import Path
 
 import torch
 
+from thalweg.models.config import DecoderConfig
+from thalweg.models.size import size_of
+
 CLEAR_REFS, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+
+
+@functools.lru_cache(maxsize=64)
+def train_flops(model: DecoderConfig, length: int) -> float:
+    """FLOPs of training per token on sequences of ``length``; kept, because a study asks for few models many times."""
+    return size_of(model, length=length).train_flops
 
 
 class Meter:

@@ -32,6 +32,7 @@ from thalweg.training.signals import Interrupted, StopRequests
 
 Measure = Callable[[Decoder, int], Iterable[Measurement]]
 ENDED = ("done", "diverged")
+CALLER = "the caller asked"
 UNITS = {"train/loss": "nats/token", "train/tokens_per_second": "tokens/s", "train/step_time": "s", "train/peak_memory": "bytes"}
 
 
@@ -314,14 +315,15 @@ class _Loop:
     # ends
 
     def asked_to_stop(self) -> str:
-        mine = self.requests.asked or ("the caller asked" if self.stop is not None and self.stop() else "")
+        """Who asked this run to stop, on whatever rank; the same on all ranks, empty if nobody did."""
+        mine = self.requests.asked or (CALLER if self.stop is not None and self.stop() else "")
         if not self.ranks.any(bool(mine), device=self.engine.device):
             return ""
-        return mine or "another rank was asked"
+        return next(asked for asked in self.ranks.collect(mine) if asked)
 
     def interrupt(self, asked: str) -> RunResult:
         result = self.finish("interrupted", asked)
-        if asked == "the caller asked":
+        if asked == CALLER:
             return result
         raise Interrupted(f"interrupted ({asked}) after step {self.step} of {self.steps}; saved, resume with the same command and --resume")
 

@@ -18,8 +18,13 @@ def causality(subject: Subject) -> None:
         output = stream(embedding, sublayers)
         for first in range(1, LENGTH):
             moved = stream(_changed_from(embedding, first), sublayers)
-            require_close(f"output before token {first} after a change there", moved[:, :first], output[:, :first], STRICT)
-            require(not torch.equal(moved[:, first:], output[:, first:]), f"a change from token {first} on changes nothing at all")
+            require_close(
+                f"output before token {first} after a change there", moved[:, :first], output[:, :first], STRICT
+            )
+            require(
+                not torch.equal(moved[:, first:], output[:, first:]),
+                f"a change from token {first} on changes nothing at all",
+            )
         token_wise = sublayers_for(stream, along_tokens=False)
         kept, altered = (
             _second_chunk(stream, token_wise, e) for e in (embedding, _changed_from(embedding, LENGTH - 1))

@@ -17,17 +17,28 @@ def shapes(subject: Subject) -> None:
     entered = [leaf.shape for leaf in tensors_of(visits[0].state)]
     require(bool(entered), "the state holds no tensor")
     for index, (site, visit) in enumerate(zip(stream.sites, visits, strict=True)):
-        require(visit.x.shape == embedding.shape, f"read at site {index} gives {list(visit.x.shape)}, not {list(embedding.shape)}")
+        require(
+            visit.x.shape == embedding.shape,
+            f"read at site {index} gives {list(visit.x.shape)}, not {list(embedding.shape)}",
+        )
         kept = [leaf.shape for leaf in tensors_of(visit.after)]
-        require(kept == entered, f"write at site {index} turns a state of {[list(s) for s in entered]} into {[list(s) for s in kept]}")
+        require(
+            kept == entered,
+            f"write at site {index} turns a state of {[list(s) for s in entered]} into {[list(s) for s in kept]}",
+        )
         for name, gate in site.gates(visit.state, visit.context).items():
-            require(gate.shape[:2] == (BATCH, LENGTH), f"gate {name!r} at site {index} has shape {list(gate.shape)}, not [b t ...]")
+            require(
+                gate.shape[:2] == (BATCH, LENGTH),
+                f"gate {name!r} at site {index} has shape {list(gate.shape)}, not [b t ...]",
+            )
             require(finite(gate), f"gate {name!r} at site {index} is not finite")
     for state in (visits[0].state, visits[-1].after):
         seen = stream.observe(state).shape
         fits = len(seen) == 4 and seen[:2] == (BATCH, LENGTH) and seen[3] == WIDTH
         require(fits, f"observe gives {list(seen)}, not [b t n d] = [{BATCH} {LENGTH} n {WIDTH}]")
-        require(stream.leave(state).shape == embedding.shape, f"leave gives {list(stream.leave(state).shape)}, not [b t d]")
+        require(
+            stream.leave(state).shape == embedding.shape, f"leave gives {list(stream.leave(state).shape)}, not [b t d]"
+        )
 
 
 def hints(subject: Subject) -> None:
@@ -35,7 +46,10 @@ def hints(subject: Subject) -> None:
     stream = subject.start()
     names = [name for name, _ in stream.named_parameters(remove_duplicate=False)]
     for pattern in stream.group_hints():
-        require(any(fnmatchcase(name, pattern) for name in names), f"group_hints names {pattern!r}, which matches no parameter")
+        require(
+            any(fnmatchcase(name, pattern) for name in names),
+            f"group_hints names {pattern!r}, which matches no parameter",
+        )
 
 
 def facts(subject: Subject) -> None:
@@ -54,5 +68,8 @@ def cost(subject: Subject) -> None:
     except InputError as error:
         raise BrokenError(str(error)) from error
     held = sum(parameter.numel() for parameter in subject.start().parameters())
-    require(reading.parameters == held, f"measured {reading.parameters} parameters, the stream of {DEPTH} layers holds {held}")
+    require(
+        reading.parameters == held,
+        f"measured {reading.parameters} parameters, the stream of {DEPTH} layers holds {held}",
+    )
     require(reading.flops_per_token >= 0 and reading.bytes_per_token >= 0, f"a cost is negative: {reading}")

@@ -55,7 +55,9 @@ def packing(subject: Subject) -> None:
         require_close("output of the second packed document", packed[:, 3:], stream(embedding[:, 3:], sublayers))
 
 
-def decode(stream: Stream, sublayers: nn.ModuleList, embedding: Tensor, sizes: tuple[int, ...], mask: Tensor | None = None) -> Tensor:
+def decode(
+    stream: Stream, sublayers: nn.ModuleList, embedding: Tensor, sizes: tuple[int, ...], mask: Tensor | None = None
+) -> Tensor:
     """Feed ``embedding`` in pieces through one memory."""
     memory, outputs, at = TokenMemory(), [], 0
     for size in sizes:

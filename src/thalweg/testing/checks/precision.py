@@ -42,19 +42,23 @@ def autocast(subject: Subject) -> None:
             state = stream.enter(embedding)
             for index, (site, sublayer) in enumerate(zip(stream.sites, sublayers, strict=True)):
                 x, context = site.read(state)
-                update = sublayer(x).bfloat16()  # what a linear map returns under autocast
-                after = site.write(state, update, context)
+                update = sublayer(x)
+                after = site.write(state, update.bfloat16(), context)  # what a linear map returns under autocast
+                exact = site.write(state, update, context)
                 require(x.dtype == dtype, f"the sublayer input at site {index} is {x.dtype} in a stream of {dtype}")
                 _require_wide(f"context at site {index}", context)
                 for old, new in zip(tensors_of(state), tensors_of(after), strict=True):
-                    require(new.dtype == old.dtype, f"write at site {index} turns the stream from {old.dtype} to {new.dtype}")
+                    require(
+                        new.dtype == old.dtype,
+                        f"write at site {index} turns the stream from {old.dtype} to {new.dtype}",
+                    )
                 with torch.autocast("cpu", enabled=False):
                     plain_x, plain_context = site.read(state)
                     plain_after = site.write(state, update, context)
                 where = f"at site {index} under autocast against without"
                 require_close(f"sublayer input {where}", x, plain_x, 1e-6)
                 _require_same(f"context {where}", context, plain_context)
-                _require_same(f"written state {where}", after, plain_after)
+                _require_same(f"written state {where}", exact, plain_after)
                 state = after
             output = stream.leave(state)
             require(output.dtype == dtype, f"a stream of {dtype} leaves in {output.dtype} under autocast")

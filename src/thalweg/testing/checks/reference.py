@@ -1,10 +1,13 @@
 """Is it the equation? The code against the loop-written reference, against itself, and against finite differences."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from thalweg.connections.base import State, tensors_of
+from thalweg.connections.base import State, Stream, tensors_of
+from thalweg.ops.norms import Norm
 from thalweg.testing.compare import BrokenError, differentiate, require, require_close, require_same
 from thalweg.testing.subjects import LENGTH, Subject, embedding_for, random_state, sublayers_for, walk
 
@@ -13,8 +16,25 @@ def reference(subject: Subject) -> None:
     """Outputs, sublayer inputs and every gradient equal the loop-written reference, at random parameters in float64."""
     stream = subject.random()
     sublayers, embedding = sublayers_for(stream), embedding_for(stream, length=LENGTH - 1)
-    want = differentiate(stream.reference, stream, sublayers, embedding)
-    require_same(differentiate(stream, stream, sublayers, embedding), want, "the reference")
+    got = differentiate(stream, stream, sublayers, embedding)
+    _forbid_verbs(stream)  # a reference that borrows from the code under test proves nothing
+    require_same(got, differentiate(stream.reference, stream, sublayers, embedding), "the reference")
+
+
+def _forbid_verbs(stream: Stream) -> None:
+    def forbidden(*_: Any, **__: Any) -> Any:
+        raise BrokenError(
+            "the reference calls a verb or a norm of the code under test; it is written from the equation alone"
+        )
+
+    for verb in ("enter", "leave", "advance", "forward"):
+        setattr(stream, verb, forbidden)
+    for site in stream.sites:
+        for verb in ("read", "write", "advance"):
+            setattr(site, verb, forbidden)
+    for module in stream.modules():
+        if isinstance(module, Norm):
+            module.forward = forbidden
 
 
 def gradient(subject: Subject) -> None:
@@ -25,7 +45,9 @@ def gradient(subject: Subject) -> None:
     names, parameters = zip(*stream.named_parameters(), strict=True) if list(stream.parameters()) else ((), ())
 
     def run(x: Tensor, *values: Tensor) -> Tensor:
-        return torch.func.functional_call(stream, dict(zip(names, values, strict=True)), (x, list(sublayers)), tie_weights=True)
+        return torch.func.functional_call(
+            stream, dict(zip(names, values, strict=True)), (x, list(sublayers)), tie_weights=True
+        )
 
     try:
         torch.autograd.gradcheck(run, (embedding, *parameters), eps=1e-6, atol=1e-5, rtol=1e-4, fast_mode=True)
@@ -42,11 +64,16 @@ def advance(subject: Subject) -> None:
         state, x, context = stream.advance(index, visit.state, visit.update, visit.context)
         _require_same_tree(f"state after advance at site {index}", state, visit.after)
         if index + 1 == len(plain):
-            require(x is None and context is None, "advance at the last site returns a sublayer input or a context; both must be None")
+            require(
+                x is None and context is None,
+                "advance at the last site returns a sublayer input or a context; both must be None",
+            )
             continue
         require_close(f"sublayer input from advance at site {index}", x, plain[index + 1].x)
         _require_same_tree(f"context from advance at site {index}", context, plain[index + 1].context)
-    require_close("output of forward against write and read by hand", stream(embedding, sublayers), stream.leave(plain[-1].after))
+    require_close(
+        "output of forward against write and read by hand", stream(embedding, sublayers), stream.leave(plain[-1].after)
+    )
 
 
 def purity(subject: Subject) -> None:
@@ -58,7 +85,9 @@ def purity(subject: Subject) -> None:
             site.read(visit.state)
         with _untouched(f"write at site {index}", visit.state, visit.update, visit.context):
             site.write(visit.state, visit.update, visit.context)
-        site.read(random_state(visit.state))  # another pass between read and write, as recomputation and pipelines have it
+        site.read(
+            random_state(visit.state)
+        )  # another pass between read and write, as recomputation and pipelines have it
         after = site.write(visit.state, visit.update, visit.context)
         _require_same_tree(f"write at site {index} after a read of another state", after, visit.after)
     final = walk(stream, embedding, sublayers)[-1].after
@@ -85,4 +114,8 @@ class _untouched:  # noqa: N801 - reads as a verb where it is used
 
 
 def _require_same_tree(what: str, got: State, want: State) -> None:
-    tree_map(lambda a, b: require_close(what, a, b) if isinstance(b, Tensor) else require(a == b, f"{what} differs"), got, want)
+    tree_map(
+        lambda a, b: require_close(what, a, b) if isinstance(b, Tensor) else require(a == b, f"{what} differs"),
+        got,
+        want,
+    )

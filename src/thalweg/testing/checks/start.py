@@ -30,7 +30,11 @@ def dead_parameters(subject: Subject) -> None:
         missing = [name for name, value in found.items() if value is None]
         require(not missing, f"no gradient at {place}: {rows(missing)}; a parameter that nothing uses must not exist")
     largest = max(float(value.abs().max()) for value in found.values() if value is not None)
-    zero = [n for n, v in found.items() if v is not None and float(v.abs().max()) <= 1e-12 * largest and not _frozen(stream, n)]
+    zero = [
+        n
+        for n, v in found.items()
+        if v is not None and float(v.abs().max()) <= 1e-12 * largest and not _frozen(stream, n)
+    ]
     require(not zero, f"the gradient is zero at random parameters: {rows(zero)}; multiplied by nothing, or saturated")
 
 
@@ -50,11 +54,20 @@ def moves(subject: Subject) -> None:
         distance = (parameter.detach() - before[name]).abs().max().item() if parameter.numel() else 0.0
         reason = _frozen(stream, name)
         if reason is None:
-            require(distance > MOVED, f"{name} does not move within {STEPS} steps from the declared start; declare it in frozen() or free it")
+            require(
+                distance > MOVED,
+                f"{name} does not move within {STEPS} steps from the declared start; declare it in frozen() or free it",
+            )
         else:
-            require(distance <= MOVED, f"{name} is declared frozen ({reason}) but moves by {distance:.1e} within {STEPS} steps")
+            require(
+                distance <= MOVED,
+                f"{name} is declared frozen ({reason}) but moves by {distance:.1e} within {STEPS} steps",
+            )
     for pattern, reason in stream.frozen().items():
-        require(any(fnmatchcase(name, pattern) for name in before), f"frozen() names {pattern!r}, which matches no parameter")
+        require(
+            any(fnmatchcase(name, pattern) for name in before),
+            f"frozen() names {pattern!r}, which matches no parameter",
+        )
         require(bool(reason.strip()), f"frozen() gives no reason for {pattern!r}")
 
 

@@ -21,7 +21,9 @@ def storage(subject: Subject) -> None:
 
     def require_restored(fresh: Stream, how: str) -> None:
         with torch.no_grad():
-            require(torch.equal(fresh(embedding, sublayers), want), f"a new stream restored from {how} gives another output")
+            require(
+                torch.equal(fresh(embedding, sublayers), want), f"a new stream restored from {how} gives another output"
+            )
         for (name, saved), (_, loaded) in zip(stream.named_parameters(), fresh.named_parameters(), strict=True):
             require(torch.equal(saved, loaded), f"{name} restored from {how} differs")
 

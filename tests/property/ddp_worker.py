@@ -1,0 +1,111 @@
+"""Helper of test_ddp: one of two processes that train together. Usage: ddp_worker.py FOLDER, with RANK etc. in the environment."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from thalweg.data.task import Task, as_batch
+from thalweg.errors import InputError
+from thalweg.training import Interrupted, TrainConfig, train
+from thalweg.training.parallel import process_group
+
+
+class Ragged(Task):
+    """Random tokens of which a sample-dependent number is scored, none at all in some samples: ranks never hold equal shares."""
+
+    name, kind, vocab_size, fingerprint = "ragged", "synthetic", 11, "ragged"
+
+    def nulls(self):
+        return {}
+
+    def _batch(self, samples, length, seed):
+        rng = [np.random.default_rng((seed, int(i))) for i in samples]
+        ids = np.array([(r.integers(11) + np.arange(length) * r.integers(1, 4)) % 11 for r in rng])
+        labels = ids.copy()
+        for row, sample in zip(labels, samples, strict=True):
+            row[: length if sample % 8 < 3 else 1 + sample % 7] = -100
+        return as_batch(ids, labels)
+
+    def _order(self, split, length, seed):
+        return lambda samples: self._batch(samples, length, seed)
+
+    def _held_out(self, split, length):
+        return 21, lambda chosen: self._batch(chosen + 3, length, 99)
+
+
+BASE = dict(connection="mgt", depth=2, width=16, heads=2, sequence_length=10, batch_size=8, steps=6, eval_every=3, save_every=2)
+BASE |= dict(lr=1e-2, threads=1, eval_batches=5, geometry=False)
+CASES = {
+    "ddp": {},
+    "ddp_accumulated": {"accumulation": 2},
+    "fsdp": {"parallel": "fsdp"},
+    "fsdp_muon": {"parallel": "fsdp", "accumulation": 2, "optimizer": "muon"},
+    "fsdp_bfloat16": {"parallel": "fsdp", "precision": "bfloat16"},
+    "fsdp_additive": {"parallel": "fsdp", "connection": "additive", "gradient_checkpointing": True},
+}
+
+
+def config(**changes):
+    return TrainConfig(**(BASE | changes))
+
+
+def outcome(folder, stop=None, resume=False, **changes):
+    try:
+        result = train(config(**changes), folder, task=Ragged(), stop=stop, resume=resume)
+    except (InputError, Interrupted) as error:
+        return {"error": type(error).__name__, "text": str(error)}
+    return result.to_plain()
+
+
+def seen_dtypes() -> dict[str, list[str]]:
+    """What a sharded model in bfloat16 computes with, and how it keeps its parameters between passes."""
+    from thalweg import connections
+    from thalweg.training.engine import Engine
+    from thalweg.training.parallel import Ranks
+    from torch.distributed.tensor import DTensor
+
+    seen: dict[str, set[str]] = {"read": set(), "write": set(), "block": set()}
+    kind = connections.registry["mgt"].SiteModule
+    for verb in ("read", "write"):
+
+        def watched(self, *args, original=getattr(kind, verb), verb=verb, **kwargs):
+            seen[verb] |= {f"{type(p).__name__} {p.dtype}" for p in self.parameters()}
+            return original(self, *args, **kwargs)
+
+        setattr(kind, verb, watched)
+    engine = Engine(config(parallel="fsdp", precision="bfloat16"), Ragged(), torch.device("cpu"), Ranks(torch.distributed.get_rank(), 2))
+    for block in engine.model.blocks:
+        forward = block.forward
+
+        def look(*args, forward=forward, block=block, **kwargs):
+            seen["block"] |= {f"{type(p).__name__} {p.dtype}" for p in block.parameters()}
+            return forward(*args, **kwargs)
+
+        block.forward = look
+    engine.gradients()
+    engine.optimizers.zero_grad()
+    engine.model.reshard()
+    kept = {f"{type(p).__name__} {p.dtype}" for block in engine.model.blocks for p in block.parameters()}
+    shards = [p for p in engine.model.parameters() if isinstance(p, DTensor) and p.to_local().numel() < p.numel()]
+    return {**{k: sorted(v) for k, v in seen.items()}, "kept": sorted(kept), "sharded": [str(len(shards) > 30)]}
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    with process_group(torch.device("cpu")) as ranks:
+        found = {name: outcome(folder / name, **changes) for name, changes in CASES.items()}
+        found["twice"] = outcome(folder / "ddp")
+        found["diverged"] = outcome(folder / "diverged", lr=1e5, warmup=0.0, clip=0.0, connection="none", steps=40, diverge_patience=2)
+        for kind in ("ddp", "fsdp"):
+            found[f"{kind}_stopped"] = outcome(folder / f"{kind}_resumed", stop=lambda: ranks.rank == 1, parallel=kind)
+            found[f"{kind}_resumed"] = outcome(folder / f"{kind}_resumed", resume=True, parallel=kind)
+        found["left"] = outcome(folder / "left", stop=lambda: ranks.rank == 1, parallel="fsdp")
+        found["bad_batch"] = outcome(folder / "bad", batch_size=3)
+        found["dtypes"] = seen_dtypes()
+        (folder / f"rank{ranks.rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

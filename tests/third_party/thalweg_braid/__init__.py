@@ -1,0 +1,1 @@
+"""What another distribution looks like: a connection of four streams, found through its entry point."""
