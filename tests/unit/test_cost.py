@@ -12,7 +12,10 @@ from thalweg.errors import InputError, UnknownNameError
 
 
 def test_additive_by_hand():
-    """A norm of width d: square, mean, two products (4d), eps and rsqrt (2); the sum d. It keeps x and the normalised x (4d bytes each) and 1/rms."""
+    """A norm of width d: square, mean, two products (4d), eps and rsqrt (2); adding the update, d.
+
+    It keeps x, the normalised x (4d bytes each) and 1/rms (4).
+    """
     d, sites = 24, 6
     cost = measure_cost("additive", width=d, sites=Site.decoder(3), length=10)
     assert cost.parameters == (sites + 1) * d

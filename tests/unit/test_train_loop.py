@@ -46,7 +46,7 @@ class Counting(Task):
         return self.held_out, lambda chosen: as_batch((chosen[:, None] + np.arange(length)) % 17)
 
 
-BASE = dict(depth=2, width=16, heads=2, sequence_length=12, batch_size=8, steps=40, eval_every=20, eval_batches=2, lr=1e-2, threads=1, geometry=False)
+BASE = dict(depth=2, width=16, heads=2, sequence_length=12, batch_size=8, steps=20, eval_every=10, eval_batches=2, lr=1e-2, threads=1, geometry=False)
 
 
 def config(**changes):
@@ -61,7 +61,7 @@ def run(path, task=None, measure=None, on_event=None, stop=None, resume=False, *
 
 def test_the_loss_falls_and_everything_is_recorded(tmp_path):
     events = []
-    result = run(tmp_path / "a", on_event=events.append, connection="mgt")
+    result = run(tmp_path / "a", on_event=events.append, connection="mgt", steps=40, eval_every=20)
     record = RunFolder.open(tmp_path / "a")
     assert (record.status, result.status, result.step) == ("done", "done", 40)
     losses = dict(record.metrics("train/loss"))
@@ -131,8 +131,24 @@ def test_options_that_only_move_the_computation(tmp_path):
     assert narrow.final_loss != plain.final_loss and narrow.final_loss == pytest.approx(plain.final_loss, rel=0.02)
 
 
+def test_compiled_blocks_train_alike_and_are_still_looked_into(tmp_path, monkeypatch):
+    """The eager autograd backend stands for inductor: the same graphs, traced and differentiated, without the code generator."""
+    compile_blocks, called = Decoder.compile_blocks, []
+
+    def quick(self):
+        called.append(self)
+        compile_blocks(self, backend="aot_eager")
+
+    monkeypatch.setattr(Decoder, "compile_blocks", quick)
+    changes = dict(connection="mgt", steps=4, eval_every=2)
+    compiled = run(tmp_path / "compiled", compile=True, geometry=True, **changes)
+    assert called and compiled.final_loss == pytest.approx(run(tmp_path / "eager", **changes).final_loss, abs=1e-6)
+    rows = RunFolder.open(tmp_path / "compiled").measures()
+    assert len(rows.where(measure="stream_rms")) == 4 and len(rows.where(measure="effective_rank", step=4))
+
+
 def test_muon_trains(tmp_path):
-    assert run(tmp_path / "muon", optimizer="muon").final_loss < 1.2
+    assert run(tmp_path / "muon", optimizer="muon", steps=40).final_loss < 1.2
 
 
 # divergence is a result
@@ -178,7 +194,7 @@ def test_nan_ends_the_run_before_the_weights_are_touched(tmp_path, monkeypatch, 
 
 def test_a_stream_that_grows_past_its_bound(tmp_path):
     result = run(tmp_path / "a", diverge_rms=1e-3)
-    assert (result.status, result.step) == ("diverged", 20) and "root mean square" in result.reason
+    assert (result.status, result.step) == ("diverged", 10) and "root mean square" in result.reason
 
 
 def test_a_batch_without_labels_is_an_error_and_says_so(tmp_path):
@@ -291,8 +307,8 @@ def test_measurements_are_taken_on_time_and_at_the_end(tmp_path):
         assert isinstance(model, nn.Module)
         return [Measurement("toy", float(step), step=step)]
 
-    run(tmp_path / "a", measure=measure, measure_every=15)
-    assert [row.step for row in RunFolder.open(tmp_path / "a").measures().where(measure="toy")] == [0, 15, 30, 40]
+    run(tmp_path / "a", measure=measure, measure_every=8)
+    assert [row.step for row in RunFolder.open(tmp_path / "a").measures().where(measure="toy")] == [0, 8, 16, 20]
 
 
 def test_the_geometry_is_measured_at_the_start_and_the_end_or_its_absence_is_noted(tmp_path):

@@ -1,22 +1,25 @@
-"""Figures as inline SVG that follow the page's colours, each with the table of its data."""
+"""Figures: curves and effects drawn as SVG, each with the table of its data."""
 
-import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Literal
 
-import matplotlib
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure as Canvas
+from thalweg.reports import svg
+from thalweg.reports.text import NONE, number, spread
 
-from thalweg.reports.text import number
+WIDTH, HEIGHT = 440.0, 236.0
+LEFT, RIGHT, TOP, BOTTOM = 50.0, 428.0, 24.0, 202.0
+MOST_MARKED = 30  # points of a curve that still get marks
 
-# Okabe and Ito's palette without its yellow, which is lost on white; styles repeat it for many arms.
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31")
-STYLES = ("-", "--", ":")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-INK = "#0b0c0d"  # replaced by currentColor, so that text and axes follow light and dark
-MUTED = "#808485"
+
+@dataclass(frozen=True)
+class Key:
+    """One entry of a legend: ``svg`` is markup made here, the label is text that the page escapes."""
+
+    label: str
+    svg: str
 
 
 @dataclass(frozen=True)
@@ -28,140 +31,193 @@ class Figure:
     caption: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    legend: tuple[Key, ...] = ()
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve with an optional band. x, y, low, high have one length; ``null`` curves are drawn thin and grey."""
+    """A curve. x, y and ``sd`` (a band of one standard deviation, None where there is none) have one length.
+
+    look: number of the arm, which keeps its colour on the whole page. kind: ``arm`` (bold, with marks), ``start`` (the
+    same arm before training, dotted), ``lost`` (one diverged run, thin) or ``null`` (grey, dashed).
+    """
 
     label: str
     x: Sequence[float]
     y: Sequence[float]
-    low: Sequence[float] = field(default_factory=tuple)
-    high: Sequence[float] = field(default_factory=tuple)
-    null: bool = False
+    sd: Sequence[float | None] = field(default_factory=tuple)
+    look: int = 0
+    kind: Literal["arm", "start", "lost", "null"] = "arm"
+
+    def deviation(self, index: int) -> float | None:
+        """Of the point at ``index``, if it has one."""
+        return self.sd[index] if len(self.sd) == len(self.y) else None
 
 
 @dataclass(frozen=True)
 class Effect:
-    """One row of the effect plot, in the measure's own sign."""
+    """One row of the effect plot, in the measure's own sign. direction: ``greater`` or ``less`` favours the statement."""
 
     label: str
     estimate: float
     low: float
     high: float
     margin: float
+    direction: str
     points: Sequence[float]
     unit: str
     status: str
 
 
-def lines(title: str, curves: Sequence[Line], *, x_label: str, y_label: str, caption: str, log_y: bool = False) -> Figure:
-    """Curves over one axis; points that are not finite are left out of the picture and stay in the table."""
-    canvas, axes = _axes(6.4, 3.4 + 0.16 * max(0, math.ceil(len(curves) / 3) - 2))
-    shown = 0
-    for curve in curves:
-        keep = [i for i, y in enumerate(curve.y) if math.isfinite(y) and (y > 0 or not log_y)]
-        if not keep:
-            continue
-        x, y = [curve.x[i] for i in keep], [curve.y[i] for i in keep]
-        if curve.null:
-            axes.plot(x, y, color=MUTED, linewidth=1, linestyle=(0, (4, 3)), label=curve.label)
-            continue
-        style = look(shown)
-        axes.plot(x, y, linewidth=1.6, label=curve.label, markersize=3.2, **style)
-        if len(curve.low) == len(curve.y):
-            low, high = [curve.low[i] for i in keep], [curve.high[i] for i in keep]
-            if all(map(math.isfinite, (*low, *high))):
-                axes.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
-        shown += 1
-    axes.set(xlabel=x_label, ylabel=y_label)
-    if log_y:
-        axes.set_yscale("log")
-    if shown:
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3, frameon=False, fontsize=8, labelcolor=INK)
-    rows = [
-        (c.label, number(x), number(y), _band(c, i)) for c in curves for i, (x, y) in enumerate(zip(c.x, c.y, strict=True))
-    ]
-    return Figure(title, _svg(canvas, title), caption, ("curve", x_label, y_label, "band"), tuple(rows))
+def lines(
+    title: str,
+    curves: Sequence[Line],
+    *,
+    x_label: str,
+    y_label: str,
+    caption: str,
+    log_y: bool = False,
+    whole_x: bool = True,
+) -> Figure:
+    """Curves over one axis. Points that are not finite leave a gap in the picture and stay in the table.
 
-
-def look(index: int) -> dict:
-    """Colour, style and marker of the curve at ``index``: different for the first 21."""
-    return {
-        "color": PALETTE[index % len(PALETTE)],
-        "linestyle": STYLES[index // len(PALETTE) % len(STYLES)],
-        "marker": MARKERS[index % len(MARKERS)],
-    }
+    log_y: a logarithmic axis if every value is positive and they span a factor of ten or more; the label says so.
+    """
+    values = [y for curve in curves for y in curve.y if math.isfinite(y)]
+    log = log_y and bool(values) and min(values) > 0 and max(values) >= 10 * min(values)
+    edges = [end for curve in curves for i in range(len(curve.y)) for end in _ends(curve, i)]
+    x = svg.axis((v for curve in curves for v in curve.x), LEFT, RIGHT, pad=0.03)
+    y = svg.axis(values if log else [*values, *edges], BOTTOM, TOP, log=log)
+    parts = [*_frame(x, y, x_label, f"{y_label}, log scale" if log else y_label, whole_x, bool(values))]
+    for kind in ("null", "start", "lost", "arm"):  # what matters most is drawn last
+        chosen = [curve for curve in curves if curve.kind == kind]
+        parts += [part for curve in chosen for part in _band(curve, x, y)]
+        parts += [part for curve in chosen for part in _curve(curve, x, y)]
+    left_out = sum(not math.isfinite(v) for curve in curves for v in curve.y)
+    if left_out:
+        caption = f"{caption} {left_out} of the values not finite: a gap in the picture."
+    return Figure(
+        title,
+        svg.picture(WIDTH, HEIGHT, title, parts),
+        caption,
+        (x_label, *(curve.label for curve in curves)),
+        tuple(_table(curves)),
+        tuple(Key(c.label, _key(c)) for c in curves if c.kind != "start"),
+    )
 
 
 def effects(title: str, rows: Sequence[Effect], caption: str) -> Figure:
-    """Estimates with intervals, the value of each seed, and the margin that decides; one panel per row, since units differ."""
-    canvas = Canvas(figsize=(6.4, 0.35 + 0.78 * len(rows)), layout="constrained")
+    """Estimates with intervals, the value of each seed, and the margin that decides; each row has its own unit."""
+    step, parts = 66.0, []
     for index, row in enumerate(rows):
-        axes = canvas.add_subplot(len(rows), 1, index + 1)
-        _dress(axes)
-        colour = {"supported": PALETTE[2], "refuted": PALETTE[1]}.get(row.status, PALETTE[0])
-        axes.axvline(0, color=INK, linewidth=0.6)
-        axes.axvline(row.margin, color=PALETTE[3], linewidth=1.2, linestyle="--")
-        axes.plot([row.low, row.high], [0, 0], color=colour, linewidth=3, solid_capstyle="butt")
-        axes.plot(row.points, [0.32] * len(row.points), "o", color=MUTED, markersize=3)
-        axes.plot([row.estimate], [0], "D", color=colour, markersize=5)
-        axes.set(ylim=(-0.5, 0.6), yticks=[])
-        axes.set_title(f"{row.label}  [{row.unit or 'no unit'}]", fontsize=8, loc="left", color=INK)
-        axes.spines[["left", "right", "top"]].set_visible(False)
-    columns = ("hypothesis", "estimate", "low", "high", "margin", "per seed", "unit")
+        top = index * step
+        seen = (0.0, row.margin, row.low, row.high, row.estimate, *row.points)
+        x = svg.axis(seen, 12.0, WIDTH - 12.0, pad=0.07)
+        floor, favoured = top + 48, (x(row.margin), x.end) if row.direction == "greater" else (x.start, x(row.margin))
+        parts.append(svg.text(x.start, top + 13, f"{row.label}  [{row.unit or 'no unit'}]", kind="name", most=68))
+        parts.append(svg.box(favoured[0], top + 19, favoured[1] - favoured[0], floor - top - 19, "favoured"))
+        parts.append(svg.line([(x.start, floor), (x.end, floor)], "axis"))
+        for value, label in svg.ticks(x):
+            parts.append(svg.line([(x(value), floor), (x(value), floor + 3)], "axis"))
+            parts.append(svg.text(x(value), floor + 13, label, anchor="middle"))
+        parts.append(svg.line([(x(0), top + 19), (x(0), floor)], "axis"))
+        parts.append(svg.line([(x(row.margin), top + 19), (x(row.margin), floor)], "margin", svg.NULL))
+        if math.isfinite(row.low) and math.isfinite(row.high):
+            parts.append(svg.line([(x(row.low), top + 37), (x(row.high), top + 37)], f"interval {_status(row.status)}"))
+        finite = [v for v in row.points if math.isfinite(v)]
+        parts.append(svg.marks([(x(v), top + 26) for v in finite], "circle", "seed", 2.4))
+        if math.isfinite(row.estimate):
+            parts.append(svg.marks([(x(row.estimate), top + 37)], "diamond", f"estimate {_status(row.status)}", 3.8))
+    columns = ("hypothesis", "estimate", "low", "high", "margin", "favoured", "per seed", "unit")
     table = [
-        (r.label, number(r.estimate), number(r.low), number(r.high), number(r.margin), ", ".join(map(number, r.points)), r.unit) for r in rows
+        (
+            row.label,
+            *map(number, (row.estimate, row.low, row.high, row.margin)),
+            row.direction,
+            ", ".join(map(number, row.points)),
+            row.unit or NONE,
+        )
+        for row in rows
     ]
-    return Figure(title, _svg(canvas, title), caption, columns, tuple(table))
+    return Figure(title, svg.picture(WIDTH, step * len(rows), title, parts), caption, columns, tuple(table))
 
 
-def bars(title: str, labels: Sequence[str], values: Sequence[float], *, unit: str, caption: str, nulls: dict[str, float] | None = None) -> Figure:
-    """Horizontal bars, with vertical lines at null values."""
-    canvas, axes = _axes(6.4, 0.9 + 0.24 * len(labels))
-    finite = [v if math.isfinite(v) else 0.0 for v in values]
-    axes.barh(range(len(labels)), finite, color=[PALETTE[i % len(PALETTE)] for i in range(len(labels))], height=0.62)
-    axes.set_yticks(range(len(labels)), labels, fontsize=8, color=INK)
-    axes.invert_yaxis()
-    for name, value in (nulls or {}).items():
-        axes.axvline(value, color=MUTED, linewidth=1, linestyle="--")
-        axes.annotate(name, (value, 1.0), xycoords=("data", "axes fraction"), fontsize=7, color=INK, ha="center", va="bottom")
-    axes.set(xlabel=unit)
-    rows = [(label, number(value)) for label, value in zip(labels, values, strict=True)]
-    rows += [(f"null: {name}", number(value)) for name, value in (nulls or {}).items()]
-    return Figure(title, _svg(canvas, title), caption, ("", unit), tuple(rows))
+def _status(status: str) -> str:
+    return status if status in ("supported", "refuted") else "open"
 
 
-def _band(curve: Line, index: int) -> str:
-    return f"{number(curve.low[index])} to {number(curve.high[index])}" if len(curve.low) == len(curve.y) else ""
+def _frame(x: svg.Axis, y: svg.Axis, x_label: str, y_label: str, whole_x: bool, drawn: bool) -> Iterable[str]:
+    yield svg.text(6, 12, y_label, kind="name", most=72)
+    yield svg.text((LEFT + RIGHT) / 2, HEIGHT - 4, x_label, anchor="middle", kind="name")
+    if not drawn:
+        yield svg.text((LEFT + RIGHT) / 2, (TOP + BOTTOM) / 2, "no finite value", anchor="middle")
+        yield svg.line([(LEFT, BOTTOM), (RIGHT, BOTTOM)], "axis")
+        return
+    for value, label in svg.ticks(y, 5):
+        yield svg.line([(LEFT, y(value)), (RIGHT, y(value))], "grid")
+        yield svg.text(LEFT - 6, y(value) + 3.5, label, anchor="end")
+    for value, label in svg.ticks(x, 8, whole=whole_x):
+        yield svg.line([(x(value), BOTTOM), (x(value), BOTTOM + 3)], "axis")
+        yield svg.text(x(value), BOTTOM + 14, label, anchor="middle")
+    yield svg.line([(LEFT, BOTTOM), (RIGHT, BOTTOM)], "axis")
 
 
-def _axes(width: float, height: float):
-    canvas = Canvas(figsize=(width, height), layout="constrained")
-    axes = canvas.add_subplot()
-    _dress(axes)
-    axes.spines[["right", "top"]].set_visible(False)
-    return canvas, axes
+def _ends(curve: Line, index: int) -> tuple[float, ...]:
+    sd, y = curve.deviation(index), curve.y[index]
+    return () if sd is None or not math.isfinite(sd) or not math.isfinite(y) else (y - sd, y + sd)
 
 
-def _dress(axes) -> None:
-    axes.set_facecolor("none")
-    axes.tick_params(colors=INK, labelsize=8)
-    axes.xaxis.label.set(color=INK, fontsize=9)
-    axes.yaxis.label.set(color=INK, fontsize=9)
-    for spine in axes.spines.values():
-        spine.set(color=INK, linewidth=0.6)
+def _pieces(indices: Iterable[int]) -> Iterable[list[int]]:
+    """Runs of neighbours."""
+    for _, run in groupby(enumerate(indices), key=lambda pair: pair[1] - pair[0]):
+        yield [index for _, index in run]
 
 
-def _svg(canvas: Canvas, title: str) -> str:
-    """The figure as one ``<svg>`` element without fixed size, text kept as text, ink as ``currentColor``."""
-    buffer = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": title, "font.family": "sans-serif", "axes.unicode_minus": True}):
-        canvas.patch.set_visible(False)
-        FigureCanvasSVG(canvas).print_svg(buffer, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :].replace(INK, "currentColor")
-    head, rest = text.split(">", 1)
-    kept = [part for part in head.split('" ') if not part.startswith(("width=", "height="))]
-    return '" '.join(kept) + ' role="img">' + rest if kept[-1].endswith('"') else '" '.join(kept) + '" role="img">' + rest
+def _curve(curve: Line, x: svg.Axis, y: svg.Axis) -> Iterable[str]:
+    shown = [i for i, v in enumerate(curve.y) if math.isfinite(v) and (v > 0 or not y.log)]
+    kind = "null" if curve.kind == "null" else f"{curve.kind} {_colour(curve)}"
+    for piece in _pieces(shown):
+        points = [(x(curve.x[i]), y(curve.y[i])) for i in piece]
+        if len(points) > 1:
+            yield svg.line(points, kind, _dash(curve))
+        elif curve.kind != "arm":  # a lone point would be lost
+            yield svg.marks(points, "circle", f"mark {kind}", 2)
+    if curve.kind == "arm" and 0 < len(shown) <= MOST_MARKED:
+        yield svg.marks([(x(curve.x[i]), y(curve.y[i])) for i in shown], _shape(curve), f"mark {_colour(curve)}")
+
+
+def _band(curve: Line, x: svg.Axis, y: svg.Axis) -> Iterable[str]:
+    ends = {i: found for i in range(len(curve.y)) if (found := _ends(curve, i)) and (not y.log or curve.y[i] > 0)}
+    for piece in _pieces(ends):
+        if len(piece) > 1:
+            upper, lower = ([(x(curve.x[i]), y(ends[i][side])) for i in piece] for side in (1, 0))
+            yield svg.area(upper, lower, f"band {_colour(curve)}")
+
+
+def _key(curve: Line) -> str:
+    kind = "null" if curve.kind == "null" else f"{curve.kind} {_colour(curve)}"
+    parts = [svg.line([(0, 5), (26, 5)], kind, _dash(curve))]
+    if curve.kind == "arm":
+        parts.append(svg.marks([(13, 5)], _shape(curve), f"mark {_colour(curve)}"))
+    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 26 10" aria-hidden="true">{"".join(parts)}</svg>'
+
+
+def _colour(curve: Line) -> str:
+    return f"c{curve.look % svg.COLOURS}"
+
+
+def _shape(curve: Line) -> str:
+    return svg.MARKS[curve.look % len(svg.MARKS)]
+
+
+def _dash(curve: Line) -> str:
+    if curve.kind in ("null", "start"):
+        return svg.NULL if curve.kind == "null" else svg.START
+    return svg.DASHES[curve.look // svg.COLOURS % len(svg.DASHES)]
+
+
+def _table(curves: Sequence[Line]) -> Iterable[tuple[str, ...]]:
+    """One row for each x, one column for each curve."""
+    columns = [{x: spread(c.y[i], c.deviation(i)) for i, x in enumerate(c.x)} for c in curves]
+    for x in sorted({x for column in columns for x in column}):
+        yield (number(x), *(column.get(x, NONE) for column in columns))

@@ -35,7 +35,8 @@ def require_close(
     A missing tensor (a parameter without gradient) equals only another missing one. Raises: BrokenError.
     """
     if got is None or want is None:
-        require(got is want, f"{what} is {'missing' if got is None else 'there, but should not be'}")
+        if got is not want:
+            raise BrokenError(f"{what} is {'missing' if got is None else 'there, but should not be'}")
         return
     require(got.shape == want.shape, f"{what} has shape {list(got.shape)}, expected {list(want.shape)}")
     if want.numel() == 0:

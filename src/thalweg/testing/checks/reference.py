@@ -81,9 +81,9 @@ def purity(subject: Subject) -> None:
     stream = subject.random()
     sublayers, embedding = sublayers_for(stream), embedding_for(stream)
     for index, (site, visit) in enumerate(zip(stream.sites, walk(stream, embedding, sublayers), strict=True)):
-        with _untouched(f"read at site {index}", visit.state):
+        with _Untouched(f"read at site {index}", visit.state):
             site.read(visit.state)
-        with _untouched(f"write at site {index}", visit.state, visit.update, visit.context):
+        with _Untouched(f"write at site {index}", visit.state, visit.update, visit.context):
             site.write(visit.state, visit.update, visit.context)
         site.read(
             random_state(visit.state)
@@ -91,13 +91,13 @@ def purity(subject: Subject) -> None:
         after = site.write(visit.state, visit.update, visit.context)
         _require_same_tree(f"write at site {index} after a read of another state", after, visit.after)
     final = walk(stream, embedding, sublayers)[-1].after
-    with _untouched("leave", final):
+    with _Untouched("leave", final):
         stream.leave(final)
-    with _untouched("enter", embedding):
+    with _Untouched("enter", embedding):
         stream.enter(embedding)
 
 
-class _untouched:  # noqa: N801 - reads as a verb where it is used
+class _Untouched:
     """Raises BrokenError when a tensor of ``trees`` was changed inside."""
 
     def __init__(self, where: str, *trees: State):

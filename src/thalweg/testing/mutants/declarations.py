@@ -5,15 +5,9 @@ import dataclasses
 import torch
 from torch import nn
 
-from thalweg.connections.base import Stream
-from thalweg.testing.mutants.catalog import (
-    always,
-    changes_output,
-    mutant,
-)
-from thalweg.testing.mutants.patches import (
-    change_input,
-)
+from thalweg.connections.base import GroupHint, Stream
+from thalweg.testing.mutants.catalog import always, changes_output, has_parameters, mutant
+from thalweg.testing.mutants.patches import change_input
 from thalweg.testing.subjects import Subject, scramble
 
 
@@ -60,7 +54,7 @@ def start_missed(stream: Stream) -> Stream:
     return stream
 
 
-@mutant("moves", applies=lambda subject, _: "*" not in subject.start().frozen() and any(_moving(subject)))
+@mutant("moves", applies=has_parameters)
 def falsely_frozen(stream: Stream) -> Stream:
     """Moving parameters are declared frozen."""
     stream.frozen = lambda: {"*": "so it is said"}
@@ -78,7 +72,7 @@ def silently_frozen(stream: Stream) -> Stream:
 def stale_hint(stream: Stream) -> Stream:
     """An optimiser hint names a parameter that was renamed."""
     inner = stream.group_hints()
-    stream.group_hints = lambda: {**inner, "sites.*.renamed": None}
+    stream.group_hints = lambda: {**inner, "sites.*.renamed": GroupHint()}
     return stream
 
 
@@ -106,7 +100,3 @@ def facts_empty(stream: Stream) -> Stream:
 
 def _claims(subject: Subject) -> bool:
     return subject.start().equals_at_start() is not None
-
-
-def _moving(subject: Subject) -> list[str]:
-    return [name for name, _ in subject.start().named_parameters()]

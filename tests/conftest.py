@@ -1,0 +1,10 @@
+"""Set before anything imports torch: one thread a worker (two workers share two cores), a cache of its own, no hub."""
+
+import os
+import tempfile
+from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["THALWEG_CACHE"] = str(Path(tempfile.gettempdir()) / f"thalweg-test-cache-{os.getuid()}")
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.pop("FORCE_COLOR", None)
