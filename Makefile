@@ -49,7 +49,7 @@ lint: $(VENV)/dev.stamp
 	$(VENV)/bin/lint-imports
 
 types: $(VENV)/dev.stamp
-	$(BIN) -m pyright
+	$(BIN) -m pyright --pythonpath $(BIN)
 
 check: lint types test
 

@@ -9,7 +9,19 @@ import sys
 def main() -> int:
     if importlib.util.find_spec("torch") is not None or shutil.which("nvidia-smi"):
         return 0
-    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--report", "-", "-c", "constraints.txt", "torch"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--dry-run",
+        "--quiet",
+        "--report",
+        "-",
+        "-c",
+        "constraints.txt",
+        "torch",
+    ]
     found = subprocess.run(command, capture_output=True, text=True)
     if found.returncode:
         print(f"torch cannot be resolved here: {found.stderr.strip().splitlines()[-1]}", file=sys.stderr)

@@ -1,7 +1,9 @@
 """Makes the table of connections in README.md and the pages of them in docs/connections.md, from facts and measured cost."""
 
 import dataclasses
+import functools
 import inspect
+import json
 import re
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -21,6 +23,8 @@ FORMS: dict[str, list[dict[str, Any]]] = {  # beside the defaults, where the cos
     "delta": [{"value_channels": 4}],
 }
 FACTS = {f.name: f.default for f in dataclasses.fields(Facts)}
+ELSEWHERE = {"Preset": "[the presets](mgt.md#presets)"}  # classes that docstrings point to
+SHORT = ("loop-written reference in float64, outputs and all gradients", "reference")
 
 
 def parts() -> list[Part]:
@@ -42,9 +46,13 @@ def readme_table() -> str:
     rows = []
     for entry in own_entries():
         for options in ({}, *FORMS.get(entry.name, [])):
-            name = f"[`{entry.name}`](docs/connections.md#{entry.name})" if not options else f"`{entry.name}`, {assigned(options)}"
+            name = (
+                f"[`{entry.name}`](docs/connections.md#{entry.name})"
+                if not options
+                else f"`{entry.name}`, {assigned(options)}"
+            )
             source = linked(entry.source) if not options else ""
-            checked = "; ".join(entry.value.facts.verified) if not options else ""
+            checked = "" if options else "; ".join(entry.value.facts.verified).replace(*SHORT)
             rows.append([name, source, *cost_cells(entry.name, options), checked])
     return table(["connection", "source", "extra parameters", "extra FLOPs/token", "checked against"], rows)
 
@@ -53,10 +61,18 @@ def cost_cells(name: str, options: dict[str, Any]) -> tuple[str, str]:
     """Extra parameters and forward FLOPs per token over ``additive``, and as shares of its decoder without embeddings."""
     plain, own = decoder("additive", {}), decoder(name, options)
     base, base_flops = sum(parameters(plain).values()), sum(flops(plain, LENGTH).values())
-    extra = sum(parameters(own).values()) - base  # of the whole model: norms that a connection asks for inside sublayers count too
-    cost = measure_cost(name, width=WIDTH, sites=Site.decoder(DEPTH), options=options, length=LENGTH)
+    extra = (
+        sum(parameters(own).values()) - base
+    )  # of the whole model: norms that a connection asks for inside sublayers count too
+    cost = measured(name, json.dumps(options))
     more_flops = amount(cost.extra_flops_per_token, base_flops)
     return amount(extra, base), f"at least {more_flops}" if cost.uncounted else more_flops
+
+
+@functools.cache
+def measured(name: str, options: str) -> Cost:
+    """The cost of a connection with options given as JSON."""
+    return measure_cost(name, width=WIDTH, sites=Site.decoder(DEPTH), options=json.loads(options), length=LENGTH)
 
 
 def decoder(name: str, options: dict[str, Any]) -> DecoderConfig:
@@ -77,7 +93,10 @@ def chapter(entry: Entry) -> str:
     lines = [f"## {entry.name}", f"{sentence(entry.summary)}", f"```text\n{facts.equation}\n```", facts.words]
     if entry.aliases:
         lines[1] += f" Also called {', '.join(f'`{alias}`' for alias in entry.aliases)}."
-    notes = [("Source", linked(facts.source)), ("Constraint", facts.constraint if facts.constraint != FACTS["constraint"] else "none")]
+    notes = [
+        ("Source", linked(facts.source)),
+        ("Constraint", facts.constraint if facts.constraint != FACTS["constraint"] else "none"),
+    ]
     if facts.precision != FACTS["precision"]:
         notes.append(("Precision", facts.precision))
     notes.append(("At the start", start(stream.equals_at_start())))
@@ -99,7 +118,7 @@ def chapter(entry: Entry) -> str:
 def start(claim: Equivalence | None) -> str:
     """What the untrained stream equals, with the options that are not that connection's defaults."""
     if claim is None:
-        return "nothing is claimed of the default options"
+        return "no equality with another connection is declared for the default options"
     defaults = connections.option_defaults(claim.name)
     special = {key: value for key, value in claim.options.items() if defaults.get(key) != value}
     return f"equals `{claim.name}`{f' with {assigned(special)}' if special else ''} within {claim.tolerance:g} (float64, relative)"
@@ -108,15 +127,21 @@ def start(claim: Equivalence | None) -> str:
 def required(name: str) -> str:
     """What a connection asks of the sublayers of a network of ``DEPTH`` layers, where it is not the default."""
     stream = connections.create(name, width=8, sites=Site.decoder(DEPTH))
-    asked = {key: value for key, value in vars(stream.requirements(stream.layout[0])).items() if value != getattr(Requirements(), key)}
-    shown = ", ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}".replace(" True", "") for key, value in asked.items())
+    asked = {
+        key: value
+        for key, value in vars(stream.requirements(stream.layout[0])).items()
+        if value != getattr(Requirements(), key)
+    }
+    shown = ", ".join(
+        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}".replace(" True", "")
+        for key, value in asked.items()
+    )
     return f"{shown.replace('_', ' ')} (at {DEPTH} layers)" if shown else ""
 
 
 def costs(name: str) -> str:
     """Parameters, FLOPs and kept bytes beyond ``additive``."""
-    cost: Cost = measure_cost(name, width=WIDTH, sites=Site.decoder(DEPTH), length=LENGTH)
-    extra, more_flops = cost_cells(name, {})
+    cost, (extra, more_flops) = measured(name, "{}"), cost_cells(name, {})
     return (
         f"{extra} parameters, {more_flops} FLOPs and {cost.extra_activation_bytes_per_token:,.0f} bytes kept for the backward pass per token "
         f"beyond `additive`"
@@ -131,8 +156,24 @@ def options_of(entry: Entry) -> str:
     if not own:
         return "No options but the common ones."
     rows = [[f"`{f.name}`", kind(hints[f.name]), f"`{shown(f.default)}`"] for f in own]
-    prose = plain_text(cls.__doc__) if "__doc__" in vars(cls) and cls is not ConnectionOptions and not cls.__doc__.startswith(cls.__name__) else ""
-    return "\n\n".join(part for part in (table(["option", "values", "default"], rows), prose) if part)
+    meanings = meanings_of(cls.__doc__ or "", [f.name for f in own]) if "__doc__" in vars(cls) else ""
+    return "\n\n".join(part for part in (table(["option", "values", "default"], rows), meanings) if part)
+
+
+def meanings_of(docstring: str, names: list[str]) -> str:
+    """The ``name: meaning`` and ``name, name: meaning`` passages of a docstring as a list."""
+    text = " ".join(
+        re.sub(r":\w+:`~?([^`]+)`", lambda role: ELSEWHERE.get(role[1], f"`{role[1]}`"), inspect.cleandoc(docstring))
+        .replace("``", "`")
+        .split("Raises:")[0]
+        .split()
+    )
+    name = "|".join(map(re.escape, names))
+    found = re.split(rf"(?:^|(?<=[.;] ))((?:{name})(?:, (?:{name}))*): ", text)
+    return "\n".join(
+        f"- {', '.join(f'`{part}`' for part in who.split(', '))}: {what.strip().rstrip('.;')}."
+        for who, what in zip(found[1::2], found[2::2], strict=True)
+    )
 
 
 def kind(hint: Any) -> str:
@@ -146,7 +187,13 @@ def kind(hint: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    return {True: "true", False: "false"}[value] if isinstance(value, bool) else "unset" if value is None else str(to_plain(value))
+    return (
+        {True: "true", False: "false"}[value]
+        if isinstance(value, bool)
+        else "None"
+        if value is None
+        else str(to_plain(value))
+    )
 
 
 def assigned(options: dict[str, Any]) -> str:
@@ -160,12 +207,6 @@ def sentence(text: str) -> str:
 def linked(text: str) -> str:
     """arXiv numbers as links."""
     return re.sub(r"arXiv (\d{4}\.\d{5})", r"[arXiv \1](https://arxiv.org/abs/\1)", text)
-
-
-def plain_text(docstring: str) -> str:
-    """A docstring as Markdown paragraphs."""
-    text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", inspect.cleandoc(docstring)).replace("``", "`")
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
 if __name__ == "__main__":

@@ -45,4 +45,6 @@ def main(parts: list[Part]) -> None:
 def table(heads: list[str], rows: list[list[str]]) -> str:
     """A Markdown table; bars and line breaks in the cells are made harmless."""
     lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|').replace(chr(10), ' ') for cell in line)} |" for line in lines)
+    return "\n".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|').replace(chr(10), ' ') for cell in line)} |" for line in lines
+    )

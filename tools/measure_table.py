@@ -27,14 +27,18 @@ def parts() -> list[Part]:
         if entry.function.startswith("thalweg.geometry."):
             by_module[entry.function.split(".")[2]].append(entry)
     order = [*TITLES, *sorted(by_module.keys() - TITLES.keys())]
-    chapters = [chapter(TITLES.get(module, module.capitalize()), by_module[module]) for module in order if module in by_module]
+    chapters = [
+        chapter(TITLES.get(module, module.capitalize()), by_module[module]) for module in order if module in by_module
+    ]
     return [(ROOT / "docs" / "measures.md", "measures", "\n\n".join(chapters))]
 
 
 def chapter(title: str, entries: list[Measure]) -> str:
     """The measures of one module."""
     heads = ["measure", "meaning", "unit", "range", "null", "healthier", "source"]
-    rows = [[f"`{m.name}`", m.summary, m.unit or "1", interval(m), m.null, BETTER[m.direction], m.source] for m in entries]
+    rows = [
+        [f"`{m.name}`", m.summary, m.unit or "1", interval(m), m.null, BETTER[m.direction], m.source] for m in entries
+    ]
     return f"## {title}\n\n{table(heads, rows)}"
 
 

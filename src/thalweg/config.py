@@ -28,7 +28,9 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     except PermissionError:
         raise InputError(f"{path} cannot be read: permission denied") from None
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); TOML must be UTF-8") from None
+        raise InputError(
+            f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); TOML must be UTF-8"
+        ) from None
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path} is not valid TOML: {error}") from None
 
@@ -47,7 +49,9 @@ def build(cls: type[C], values: Mapping[str, Any], where: str = "") -> C:
     hints = get_type_hints(cls)
     for key in values:
         if key not in fields:
-            raise UnknownNameError("key", f"{where}.{key}" if where else key, [f"{where}.{k}" if where else k for k in fields])
+            raise UnknownNameError(
+                "key", f"{where}.{key}" if where else key, [f"{where}.{k}" if where else k for k in fields]
+            )
     given = {key: convert(hints[key], value, f"{where}.{key}" if where else key) for key, value in values.items()}
     missing = [
         name
@@ -55,7 +59,9 @@ def build(cls: type[C], values: Mapping[str, Any], where: str = "") -> C:
         if name not in given and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
     ]
     if missing:
-        raise InputError(f"{where or cls.__name__} lacks the required key{'s' * (len(missing) > 1)} {', '.join(missing)}")
+        raise InputError(
+            f"{where or cls.__name__} lacks the required key{'s' * (len(missing) > 1)} {', '.join(missing)}"
+        )
     return cls(**given)
 
 
@@ -105,7 +111,9 @@ def convert(hint: Any, value: Any, where: str) -> Any:
 
 def _wrong(where: str, hint: Any, value: Any) -> InputError:
     name = getattr(hint, "__name__", None) if get_origin(hint) is None else None
-    return InputError(f"{where} must be {name or str(hint).replace('typing.', '')}, got {value!r} ({type(value).__name__})")
+    return InputError(
+        f"{where} must be {name or str(hint).replace('typing.', '')}, got {value!r} ({type(value).__name__})"
+    )
 
 
 def parse_assignments(pairs: list[str], where: str = "option") -> dict[str, Any]:
@@ -134,7 +142,11 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def to_plain(value: Any) -> Any:
     """Dataclasses, tuples and paths as plain JSON/TOML values; ``None`` entries of tables are left out."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value) if getattr(value, f.name) is not None}
+        return {
+            f.name: to_plain(getattr(value, f.name))
+            for f in dataclasses.fields(value)
+            if getattr(value, f.name) is not None
+        }
     if isinstance(value, Mapping):
         return {str(k): to_plain(v) for k, v in value.items() if v is not None}
     if isinstance(value, list | tuple | set | frozenset):
@@ -172,7 +184,9 @@ def _literal(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{_key(k)} = {_literal(v)}" for k, v in value.items()) + " }"
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON strings are TOML basic strings but for DEL
+        return json.dumps(value, ensure_ascii=False).replace(
+            "\x7f", "\\u007f"
+        )  # JSON strings are TOML basic strings but for DEL
     if isinstance(value, float):
         return repr(value)  # inf and nan are spelled alike in TOML
     return str(value)

@@ -60,7 +60,9 @@ class UnknownNameError(InputError, KeyError):
         known = sorted(known)
         near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        self.line = f"unknown {kind} {str(name)!r}.{hint} Known: {', '.join(known) or '(none)'}.{(' ' + more) if more else ''}"
+        self.line = (
+            f"unknown {kind} {str(name)!r}.{hint} Known: {', '.join(known) or '(none)'}.{(' ' + more) if more else ''}"
+        )
         super().__init__(self.line)
 
     def __str__(self) -> str:  # KeyError would show the repr

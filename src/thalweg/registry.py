@@ -89,7 +89,10 @@ class Registry(Generic[T]):
         found = self._entries.get(self._aliases.get(name, name))
         if found is None:
             raise UnknownNameError(
-                self.kind, name, [*self._entries, *self._aliases], more=f"Third parties add theirs by the entry point group {self.group!r}."
+                self.kind,
+                name,
+                [*self._entries, *self._aliases],
+                more=f"Third parties add theirs by the entry point group {self.group!r}.",
             )
         return found
 

@@ -12,7 +12,21 @@ import pytest
 from thalweg.cli import COMMANDS, main, module_of
 from thalweg.errors import ExitCode
 
-TINY = ["train", "--depth", "1", "--width", "16", "--heads", "1", "--data", "copy:vocab=8,half=4", "--sequence-length", "9", "--steps", "4"]
+TINY = [
+    "train",
+    "--depth",
+    "1",
+    "--width",
+    "16",
+    "--heads",
+    "1",
+    "--data",
+    "copy:vocab=8,half=4",
+    "--sequence-length",
+    "9",
+    "--steps",
+    "4",
+]
 TINY += ["--eval-every", "2", "--eval-batches", "1", "--batch-size", "16", "--threads", "1"]
 
 
@@ -60,7 +74,9 @@ def test_version(capsys):
     assert out(capsys, ["--version"]).strip() == f"thalweg {__version__}"
 
 
-@pytest.mark.parametrize(("kind", "one"), [("connections", "mgt"), ("measures", "effective_rank"), ("plans", "demo"), ("tasks", "austen")])
+@pytest.mark.parametrize(
+    ("kind", "one"), [("connections", "mgt"), ("measures", "effective_rank"), ("plans", "demo"), ("tasks", "austen")]
+)
 def test_list(capsys, kind, one):
     rows = json.loads(out(capsys, ["list", kind, "--json"]))
     assert {"name", "summary", "source"} <= set(rows[0])
@@ -69,11 +85,18 @@ def test_list(capsys, kind, one):
 
 
 def test_show_connection(capsys):
-    found = json.loads(out(capsys, ["show", "connection", "mgt", "--width", "64", "--depth", "2", "--option", "preset=residual", "--json"]))
+    found = json.loads(
+        out(
+            capsys,
+            ["show", "connection", "mgt", "--width", "64", "--depth", "2", "--option", "preset=residual", "--json"],
+        )
+    )
     assert "2601.01014" in found["source"]
     assert found["options"]["preset"] == "residual"
     cost = found["cost at width 64, depth 2"]
-    assert cost["parameters"] >= 4 * (2 * 64**2 + 64 + 2 * 64 + 1)  # the note's count for each of four sublayers, norms not counted
+    assert cost["parameters"] >= 4 * (
+        2 * 64**2 + 64 + 2 * 64 + 1
+    )  # the note's count for each of four sublayers, norms not counted
     text = out(capsys, ["show", "connection", "mgt"])
     assert "soft gate" in text
 
@@ -97,7 +120,9 @@ def test_train_report_compare(capsys, tmp_path, monkeypatch):
 
 
 def test_print_config_repeats_the_call(capsys, tmp_path):
-    text = out(capsys, [*TINY, "--connection", "mgt", "--option", "preset=stable", "--model", "qk_norm=true", "--print-config"])
+    text = out(
+        capsys, [*TINY, "--connection", "mgt", "--option", "preset=stable", "--model", "qk_norm=true", "--print-config"]
+    )
     (tmp_path / "again.toml").write_text(text)
     assert out(capsys, ["train", str(tmp_path / "again.toml"), "--print-config"]) == text
 
@@ -112,10 +137,42 @@ def test_dry_run(capsys, tmp_path, monkeypatch):
 def test_generate(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.txt").write_text("It was the best of times, it was the worst of times. " * 60)
-    argv = ["train", "--data", "text:t.txt", "--tokenizer", "byte", "--depth", "1", "--width", "32", "--sequence-length", "32", "--steps", "3"]
-    out(capsys, [*argv, "--eval-every", "3", "--batch-size", "4", "--eval-batches", "1", "--threads", "1", "-o", "run", "--quiet"])
+    argv = [
+        "train",
+        "--data",
+        "text:t.txt",
+        "--tokenizer",
+        "byte",
+        "--depth",
+        "1",
+        "--width",
+        "32",
+        "--sequence-length",
+        "32",
+        "--steps",
+        "3",
+    ]
+    out(
+        capsys,
+        [
+            *argv,
+            "--eval-every",
+            "3",
+            "--batch-size",
+            "4",
+            "--eval-batches",
+            "1",
+            "--threads",
+            "1",
+            "-o",
+            "run",
+            "--quiet",
+        ],
+    )
     first = json.loads(out(capsys, ["generate", "run", "--prompt", "It was", "--tokens", "8", "--json"]))["text"]
-    assert first == json.loads(out(capsys, ["generate", "run", "--prompt", "It was", "--tokens", "8", "--json"]))["text"]
+    assert (
+        first == json.loads(out(capsys, ["generate", "run", "--prompt", "It was", "--tokens", "8", "--json"]))["text"]
+    )
     assert main(["generate", "run", "--prompt", "", "--tokens", "8"]) == 2
     assert main(["generate", "run", "--prompt", "x", "--tokens", "100000"]) == 2
 
@@ -129,7 +186,19 @@ def test_doctor(capsys):
 def test_interrupted_train_resumes(tmp_path):
     """Ctrl-C saves, says how to go on, exits 130; the resumed run equals one that was never interrupted."""
     steps = ["--steps", "400", "--eval-every", "200", "--geometry", "false"]
-    argv = [sys.executable, "-m", "thalweg", *TINY[:-8], "--eval-batches", "1", "--batch-size", "4", "--threads", "1", *steps]
+    argv = [
+        sys.executable,
+        "-m",
+        "thalweg",
+        *TINY[:-8],
+        "--eval-batches",
+        "1",
+        "--batch-size",
+        "4",
+        "--threads",
+        "1",
+        *steps,
+    ]
     run = tmp_path / "run"
     process = subprocess.Popen([*argv, "-o", str(run)], stderr=subprocess.PIPE, text=True)
     while not (run / "metrics.jsonl").exists() or '"step": 20' not in (run / "metrics.jsonl").read_text():
@@ -139,7 +208,9 @@ def test_interrupted_train_resumes(tmp_path):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "Traceback" not in err
-    resumed = subprocess.run([sys.executable, "-m", "thalweg", "train", "--resume", str(run), "--quiet"], capture_output=True, text=True)
+    resumed = subprocess.run(
+        [sys.executable, "-m", "thalweg", "train", "--resume", str(run), "--quiet"], capture_output=True, text=True
+    )
     assert resumed.returncode == 0, resumed.stderr
     straight = subprocess.run([*argv, "-o", str(tmp_path / "straight"), "--quiet"], capture_output=True, text=True)
     assert straight.returncode == 0, straight.stderr

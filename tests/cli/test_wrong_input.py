@@ -18,7 +18,21 @@ def done_run(tmp_path_factory):
     return folder
 
 
-TINY = ["train", "--depth", "1", "--width", "8", "--heads", "1", "--data", "copy:vocab=8,half=4", "--sequence-length", "9", "--steps", "2"]
+TINY = [
+    "train",
+    "--depth",
+    "1",
+    "--width",
+    "8",
+    "--heads",
+    "1",
+    "--data",
+    "copy:vocab=8,half=4",
+    "--sequence-length",
+    "9",
+    "--steps",
+    "2",
+]
 TINY += ["--eval-every", "2", "--eval-batches", "1", "--batch-size", "2", "--threads", "1", "--geometry", "false"]
 
 
@@ -57,11 +71,20 @@ CASES = {
     "flag without value": (["train", "--depth"], "expected one argument"),
     "stray argument": (["doctor", "now"], "unexpected argument 'now'"),
     "unknown connection": (["train", "--connection", "mtg"], "Did you mean 'mgt'"),
-    "unknown option of a connection": (["train", *SMALL, "--connection", "mgt", "--option", "prest=paper"], "Did you mean 'mgt.preset'"),
-    "wrong value of an option": (["train", *SMALL, "--connection", "mgt", "--option", "preset=papr"], "Did you mean 'paper'"),
+    "unknown option of a connection": (
+        ["train", *SMALL, "--connection", "mgt", "--option", "prest=paper"],
+        "Did you mean 'mgt.preset'",
+    ),
+    "wrong value of an option": (
+        ["train", *SMALL, "--connection", "mgt", "--option", "preset=papr"],
+        "Did you mean 'paper'",
+    ),
     "wrong type of an option": (["train", *SMALL, "--connection", "mgt", "--option", "alpha=much"], "must be"),
     "option without a value": (["train", "--connection", "mgt", "--option", "preset"], "NAME=VALUE"),
-    "contradicting options": (["train", *SMALL, "--connection", "mgt", "--option", "post_norm=true"], "input_norm and final_norm"),
+    "contradicting options": (
+        ["train", *SMALL, "--connection", "mgt", "--option", "post_norm=true"],
+        "input_norm and final_norm",
+    ),
     "word for a number": (["train", "--depth", "three"], "depth must be int, got 'three'"),
     "fraction for a whole number": (["train", "--depth", "1.5"], "depth must be int"),
     "negative depth": (["train", "--depth", "-1"], "at least 1"),
@@ -70,7 +93,10 @@ CASES = {
     "steps and tokens": (["train", "--steps", "5", "--tokens", "5"], "not both"),
     "accumulation does not divide": (["train", "--batch-size", "3", "--accumulation", "2"], "multiple of accumulation"),
     "heads do not divide": (["train", "--width", "10", "--heads", "3", "--data", "copy"], "heads"),
-    "kv heads do not divide": (["train", "--width", "16", "--heads", "4", "--kv-heads", "3", "--data", "copy"], "heads"),
+    "kv heads do not divide": (
+        ["train", "--width", "16", "--heads", "4", "--kv-heads", "3", "--data", "copy"],
+        "heads",
+    ),
     "unknown optimizer": (["train", "--optimizer", "adam"], "Did you mean 'adamw'"),
     "unknown device": (["train", "--device", "gpu"], "Did you mean"),
     "unknown decoder field": (["train", *SMALL, "--model", "qknorm=true"], "Did you mean 'model.qk_norm'"),
@@ -179,7 +205,9 @@ def test_a_full_disk_loses_nothing(place, capsys, monkeypatch):
         return real(descriptor, data)
 
     (place / "out.html").write_text("what was there")
-    monkeypatch.setattr(files.os, "write", lambda fd, data: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(
+        files.os, "write", lambda fd, data: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    )
     assert main(["report", "done", "-o", "out.html", "--overwrite"]) == 2
     assert "no space left" in capsys.readouterr().err
     assert (place / "out.html").read_text() == "what was there"

@@ -51,7 +51,10 @@ def llama(kv_heads, tied):
     model.model.rotary_emb = Angles()
     model.model.norm = WideNorm(model.model.norm)
     for layer in model.model.layers:
-        layer.input_layernorm, layer.post_attention_layernorm = WideNorm(layer.input_layernorm), WideNorm(layer.post_attention_layernorm)
+        layer.input_layernorm, layer.post_attention_layernorm = (
+            WideNorm(layer.input_layernorm),
+            WideNorm(layer.post_attention_layernorm),
+        )
     return model
 
 

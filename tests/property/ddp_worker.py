@@ -6,10 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.distributed.tensor import DTensor
+
+from thalweg import connections
 from thalweg.data.task import Task, as_batch
 from thalweg.errors import InputError
 from thalweg.training import Interrupted, TrainConfig, train
-from thalweg.training.parallel import process_group
+from thalweg.training.engine import Engine
+from thalweg.training.parallel import Ranks, process_group
 
 
 class Ragged(Task):
@@ -35,8 +39,8 @@ class Ragged(Task):
         return 21, lambda chosen: self._batch(chosen + 3, length, 99)
 
 
-BASE = dict(connection="mgt", depth=2, width=16, heads=2, sequence_length=10, batch_size=8, steps=6, eval_every=3, save_every=2)
-BASE |= dict(lr=1e-2, threads=1, eval_batches=5, geometry=False)
+BASE = {"connection": "mgt", "depth": 2, "width": 16, "heads": 2, "sequence_length": 10, "batch_size": 8, "steps": 6}
+BASE |= {"lr": 1e-2, "eval_every": 3, "save_every": 2, "eval_batches": 5, "threads": 1, "geometry": False}
 CASES = {
     "ddp": {},
     "ddp_accumulated": {"accumulation": 2},
@@ -61,21 +65,22 @@ def outcome(folder, stop=None, resume=False, **changes):
 
 def seen_dtypes() -> dict[str, list[str]]:
     """What a sharded model in bfloat16 computes with, and how it keeps its parameters between passes."""
-    from thalweg import connections
-    from thalweg.training.engine import Engine
-    from thalweg.training.parallel import Ranks
-    from torch.distributed.tensor import DTensor
-
     seen: dict[str, set[str]] = {"read": set(), "write": set(), "block": set()}
     kind = connections.registry["mgt"].SiteModule
     for verb in ("read", "write"):
+        original = getattr(kind, verb)
 
-        def watched(self, *args, original=getattr(kind, verb), verb=verb, **kwargs):
+        def watched(self, *args, original=original, verb=verb, **kwargs):
             seen[verb] |= {f"{type(p).__name__} {p.dtype}" for p in self.parameters()}
             return original(self, *args, **kwargs)
 
         setattr(kind, verb, watched)
-    engine = Engine(config(parallel="fsdp", precision="bfloat16"), Ragged(), torch.device("cpu"), Ranks(torch.distributed.get_rank(), 2))
+    engine = Engine(
+        config(parallel="fsdp", precision="bfloat16"),
+        Ragged(),
+        torch.device("cpu"),
+        Ranks(torch.distributed.get_rank(), 2),
+    )
     for block in engine.model.blocks:
         forward = block.forward
 
@@ -92,17 +97,33 @@ def seen_dtypes() -> dict[str, list[str]]:
     return {**{k: sorted(v) for k, v in seen.items()}, "kept": sorted(kept), "sharded": [str(len(shards) > 30)]}
 
 
+def losses_of_every_connection(ranks: Ranks) -> dict[str, dict[str, list[float]]]:
+    """Three losses of each connection: in one process, replicated, sharded."""
+    found = {}
+    for name in connections.names():
+        for kind, who in (("alone", Ranks()), ("ddp", ranks), ("fsdp", ranks)):
+            changes = {"parallel": kind} if kind != "alone" else {}
+            engine = Engine(config(connection=name, **changes), Ragged(), torch.device("cpu"), who)
+            for step in (1, 2, 3):
+                found.setdefault(name, {}).setdefault(kind, []).append(engine.gradients().loss)
+                engine.update(step)
+    return found
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     with process_group(torch.device("cpu")) as ranks:
         found = {name: outcome(folder / name, **changes) for name, changes in CASES.items()}
         found["twice"] = outcome(folder / "ddp")
-        found["diverged"] = outcome(folder / "diverged", lr=1e5, warmup=0.0, clip=0.0, connection="none", steps=40, diverge_patience=2)
+        found["diverged"] = outcome(
+            folder / "diverged", lr=1e5, warmup=0.0, clip=0.0, connection="none", steps=40, diverge_patience=2
+        )
         for kind in ("ddp", "fsdp"):
             found[f"{kind}_stopped"] = outcome(folder / f"{kind}_resumed", stop=lambda: ranks.rank == 1, parallel=kind)
             found[f"{kind}_resumed"] = outcome(folder / f"{kind}_resumed", resume=True, parallel=kind)
         found["left"] = outcome(folder / "left", stop=lambda: ranks.rank == 1, parallel="fsdp")
         found["bad_batch"] = outcome(folder / "bad", batch_size=3)
+        found["connections"] = losses_of_every_connection(ranks)
         found["dtypes"] = seen_dtypes()
         (folder / f"rank{ranks.rank}.json").write_text(json.dumps(found))
 

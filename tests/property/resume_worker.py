@@ -8,14 +8,29 @@ import time
 from pathlib import Path
 
 import torch
+
 from thalweg import data
 from thalweg.training import TrainConfig, checkpoint, train
 from thalweg.training import loop as _loop  # noqa: F401  imported before the forks
 
 DATA = "copy:vocab=8,half=5"
 CONFIG = TrainConfig(
-    **dict(connection="mgt", depth=2, width=16, heads=2, optimizer="muon", data=DATA, sequence_length=11, batch_size=8),
-    **dict(accumulation=2, steps=30, eval_every=10, save_every=5, eval_batches=1, lr=1e-2, threads=1, geometry=False),
+    connection="mgt",
+    depth=2,
+    width=16,
+    heads=2,
+    data=DATA,
+    sequence_length=11,
+    batch_size=8,
+    accumulation=2,
+    steps=30,
+    optimizer="muon",
+    lr=1e-2,
+    eval_every=10,
+    save_every=5,
+    eval_batches=1,
+    threads=1,
+    geometry=False,
 )
 
 
@@ -48,7 +63,9 @@ def die_at(count: int) -> None:
 
     def hook(event, args):
         nonlocal seen
-        if event.partition(".")[0] in ("open", "os", "shutil", "pathlib") and any("checkpoints" in str(a) for a in args):
+        if event.partition(".")[0] in ("open", "os", "shutil", "pathlib") and any(
+            "checkpoints" in str(a) for a in args
+        ):
             seen += 1
             if seen == count:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -81,7 +98,10 @@ def killed_everywhere_in_a_save(folder: Path) -> int:
         step = 3 + count
         finished = in_child(lambda step=step: save(step), killed_at=count)
         newest = checkpoint.read(checkpoint.find(folder))
-        assert newest.step in ({step} if finished else {step - 1, step, max(checkpoint.list_steps(folder))}), (newest.step, step)
+        assert newest.step in ({step} if finished else {step - 1, step, max(checkpoint.list_steps(folder))}), (
+            newest.step,
+            step,
+        )
         assert torch.equal(newest.weights()["w"], weights["w"]) and newest.state() == {"step": newest.step}
         checkpoint.read(checkpoint.find(folder, "best"))
         if finished:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from thalweg import connections
 from thalweg.records import RunFolder
 from thalweg.training import checkpoint
 
@@ -26,10 +28,18 @@ def together(tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    shared = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    shared = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
     command = [sys.executable, str(WORKER), str(folder)]
     ranks = [
-        subprocess.Popen(command, env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            command, env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=subprocess.PIPE, text=True
+        )
         for rank in range(2)
     ]
     try:
@@ -64,14 +74,28 @@ def test_losses_gradients_and_weights_equal_those_of_one_process(together, alone
     for series in ("train/loss", "gradient/norm", "val/loss", "moved/connection", "task/token_accuracy"):
         got, expected = RunFolder.open(folder / name).metrics(series), RunFolder.open(single).metrics(series)
         assert [step for step, _ in got] == [step for step, _ in expected], series
-        torch.testing.assert_close([v for _, v in got], [v for _, v in expected], rtol=10 * tolerance, atol=tolerance, msg=series)
-    got, expected = (checkpoint.read(checkpoint.find(path / "checkpoints", "last")).weights() for path in (folder / name, single))
+        torch.testing.assert_close(
+            [v for _, v in got], [v for _, v in expected], rtol=10 * tolerance, atol=tolerance, msg=series
+        )
+    got, expected = (
+        checkpoint.read(checkpoint.find(path / "checkpoints", "last")).weights() for path in (folder / name, single)
+    )
     assert got.keys() == expected.keys()
     for key in got:
         assert got[key].shape == expected[key].shape
         distance = (got[key] - expected[key]).norm() / expected[key].norm().clamp(min=1e-3)
         assert distance < (0.05 if tolerance > 1e-4 else 1e-4), key
     assert wanted["final_loss"] == pytest.approx(results[0][name]["final_loss"], abs=10 * tolerance)
+
+
+@pytest.mark.parametrize("name", connections.names())
+def test_every_connection_can_be_replicated_and_sharded(together, name):
+    """Parameters outside ``forward``, shared between sites, without axes: all of them are reduced and gathered."""
+    _, results = together
+    for result in results:
+        losses = result["connections"][name]
+        assert losses["ddp"] == pytest.approx(losses["alone"], abs=3e-6)
+        assert losses["fsdp"] == pytest.approx(losses["alone"], abs=3e-6)
 
 
 def test_all_ranks_get_the_same_result(together):
@@ -85,7 +109,9 @@ def test_only_the_first_rank_writes(together):
     folder, _ = together
     steps = [step for step, _ in RunFolder.open(folder / "ddp").metrics("train/loss")]
     assert steps == list(range(1, 7))
-    assert RunFolder.open(folder / "ddp").measures().where(measure="stream_rms", step=6, layer=1).to_rows()[0]["value"] > 0
+    assert (
+        RunFolder.open(folder / "ddp").measures().where(measure="stream_rms", step=6, layer=1).to_rows()[0]["value"] > 0
+    )
     assert len(RunFolder.open(folder / "ddp").measures().where(measure="stream_rms", step=6)) == 2
 
 

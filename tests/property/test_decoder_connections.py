@@ -20,7 +20,9 @@ CASES = {name: (name, {}) for name in connections.names()} | {
 }
 NAMES = list(CASES)
 VOCAB = 19
-few = settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(
+    max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def config(case, **changes):
@@ -94,7 +96,9 @@ def test_cached_decoding_equals_the_full_pass_padded_or_not(name, pieces, pad, s
         full = model(x, attention_mask=mask).logits
         close(full[:1, pad:], model(x[:1, pad:]).logits)
         cache = DecoderCache()
-        parts = zip(x.split([pad + pieces[0], *pieces[1:]], 1), mask.split([pad + pieces[0], *pieces[1:]], 1), strict=True)
+        parts = zip(
+            x.split([pad + pieces[0], *pieces[1:]], 1), mask.split([pad + pieces[0], *pieces[1:]], 1), strict=True
+        )
         cached = torch.cat([model(part, attention_mask=real, cache=cache).logits for part, real in parts], 1)
     close(cached[0, pad:], full[0, pad:])
     close(cached[1], full[1])

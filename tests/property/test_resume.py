@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from thalweg.records import RunFolder
 from thalweg.training import checkpoint
 
@@ -18,7 +19,9 @@ TIMES = ("train/tokens_per_second", "train/peak_memory")  # what no two runs sha
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("resume")
     command = [sys.executable, str(WORKER), str(folder), "7"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     kills, places = map(int, done.stdout.split())
     return folder, kills, places
@@ -51,7 +54,9 @@ def test_it_was_killed_often_and_ended(runs):
 @pytest.mark.parametrize("step", [25, 30])
 def test_weights_and_optimisers_are_bitwise_equal(runs, step):
     folder, _, _ = runs
-    whole, killed = (checkpoint.read(checkpoint.find(folder / name / "checkpoints", step)) for name in ("whole", "killed"))
+    whole, killed = (
+        checkpoint.read(checkpoint.find(folder / name / "checkpoints", step)) for name in ("whole", "killed")
+    )
     equal(whole.weights(), killed.weights())
     for part in ("optimizers", "sampler", "random", "rule", "best", "train_loss", "evaluation"):
         equal(whole.state()[part], killed.state()[part], part)

@@ -20,8 +20,8 @@ def config(**changes):
     return DecoderConfig(**values)
 
 
-def sublayer(cfg, requirements=Requirements(), seed=0):
-    attention = Attention(cfg, requirements, 0).double()
+def sublayer(cfg, inner_norm=False, seed=0):
+    attention = Attention(cfg, Requirements(inner_norm=inner_norm), 0).double()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in attention.parameters():
@@ -78,12 +78,18 @@ def reference(attention, cfg, x, positions, real, segments):
                     head = norm(head, attention.query_norm.weight, cfg.norm_eps)
                 head = turn(head, positions[b, t], cfg.rope_base)
                 seen = [
-                    s for s in range(t + 1) if s == t or (bool(real[b, s]) and int(segments[b, s]) == int(segments[b, t]))
+                    s
+                    for s in range(t + 1)
+                    if s == t or (bool(real[b, s]) and int(segments[b, s]) == int(segments[b, t]))
                 ]
-                scores = [sum(a * c for a, c in zip(head, keys[s][h // group], strict=True)) / math.sqrt(w) for s in seen]
+                scores = [
+                    sum(a * c for a, c in zip(head, keys[s][h // group], strict=True)) / math.sqrt(w) for s in seen
+                ]
                 weights = [torch.exp(score) for score in scores]
                 total = sum(weights)
-                heads.append(sum(weight / total * values[s][h // group] for weight, s in zip(weights, seen, strict=True)))
+                heads.append(
+                    sum(weight / total * values[s][h // group] for weight, s in zip(weights, seen, strict=True))
+                )
             if cfg.attention_gate == "head":
                 gates = torch.sigmoid(linear(attention.gate, x[b, t]))
                 heads = [head * gate for head, gate in zip(heads, gates, strict=True)]
@@ -112,7 +118,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_equals_the_loops(case):
     cfg = config(**CASES[case])
-    attention = sublayer(cfg, Requirements(inner_norm=case == "inner norm"))
+    attention = sublayer(cfg, inner_norm=case == "inner norm")
     generator = torch.Generator().manual_seed(1)
     length = 5
     x = torch.randn(2, length, WIDTH, generator=generator, dtype=torch.float64, requires_grad=True)

@@ -9,6 +9,7 @@ import signal
 
 import pytest
 import torch
+
 from thalweg.errors import CheckpointError
 from thalweg.models.config import DecoderConfig
 from thalweg.models.decoder import Decoder
@@ -52,7 +53,11 @@ def test_the_last_two_and_the_best_are_kept(tmp_path):
     assert checkpoint.find(tmp_path, "best").name == "step-00000010"
     assert checkpoint.find(tmp_path, "last").name == "step-00000040"
     save(tmp_path, 50, 50)
-    assert checkpoint.list_steps(tmp_path) == [10, 40, 50]  # 40 still names 10 as its best: deleting 50 leaves a whole history
+    assert checkpoint.list_steps(tmp_path) == [
+        10,
+        40,
+        50,
+    ]  # 40 still names 10 as its best: deleting 50 leaves a whole history
     save(tmp_path, 60, 50)
     assert checkpoint.list_steps(tmp_path) == [50, 60]
 
@@ -61,7 +66,7 @@ def test_find_names_what_is_there(tmp_path):
     with pytest.raises(CheckpointError, match="holds no checkpoint; train first"):
         checkpoint.find(tmp_path)
     save(tmp_path, 10, 10)
-    with pytest.raises(CheckpointError, match="no checkpoint of step 7.*10"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step 7.*10"):
         checkpoint.find(tmp_path, 7)
     with pytest.raises(CheckpointError, match="no checkpoint of 'newest'"):
         checkpoint.find(tmp_path, "newest")
@@ -102,7 +107,11 @@ def test_foreign_folders_and_newer_schemas_are_refused(tmp_path):
 
 def test_weights_of_another_model_are_refused_in_one_line(tmp_path):
     saved = checkpoint.read(save(tmp_path, 1, 1))
-    for changes, says in (({"depth": 3}, r"lacks blocks\.2"), ({"depth": 1}, "has unknown"), ({"width": 16}, "has shapes embedding.weight")):
+    for changes, says in (
+        ({"depth": 3}, r"lacks blocks\.2"),
+        ({"depth": 1}, "has unknown"),
+        ({"width": 16}, "has shapes embedding.weight"),
+    ):
         with pytest.raises(CheckpointError, match=says) as caught:
             checkpoint.load_weights(make_model(**changes), saved.weights(), saved.path)
         assert one_line(caught) and len(str(caught.value)) < 600
@@ -133,7 +142,7 @@ def test_a_full_disk_leaves_the_old_one_and_no_rubbish(tmp_path, monkeypatch, ca
         "rename": (checkpoint.Path, "rename"),
     }[call]
     monkeypatch.setattr(*target, full)
-    with pytest.raises(CheckpointError, match="No space left on device.*step 10 is intact") as caught:
+    with pytest.raises(CheckpointError, match=r"No space left on device.*step 10 is intact") as caught:
         save(tmp_path, 20, 20)
     assert one_line(caught)
     monkeypatch.undo()

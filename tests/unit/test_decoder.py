@@ -68,7 +68,9 @@ def test_a_loss_without_labels_that_count_is_nan():
     assert math.isnan(tiny()(ids(), labels=torch.full((2, 7), -100)).loss.item())
 
 
-@pytest.mark.parametrize("layers", [("attention",), ("feed_forward",), ("parallel",), ("attention", "attention", "feed_forward")])
+@pytest.mark.parametrize(
+    "layers", [("attention",), ("feed_forward",), ("parallel",), ("attention", "attention", "feed_forward")]
+)
 def test_layers_of_any_make(layers):
     decoder = tiny(layers=layers, depth=3)
     x = ids()
@@ -86,7 +88,9 @@ def test_a_parallel_layer_is_the_sum_of_its_branches():
     assert list(record.branches) == ["attention", "feed_forward"]
     torch.testing.assert_close(record.update, sum(record.branches.values()), rtol=0, atol=0)
     layer = decoder.sublayers[0]
-    torch.testing.assert_close(record.branches["feed_forward"], layer.feed_forward(record.input, None), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        record.branches["feed_forward"], layer.feed_forward(record.input, None), rtol=1e-12, atol=1e-12
+    )
 
 
 def test_a_trace_replays():
@@ -186,7 +190,9 @@ def test_defaults_of_the_configuration():
     assert (options.norm, options.norm_eps) == ("layernorm", 1e-4)
     assert config(connection_options={"norm_eps": 1e-2}, norm_eps=1e-4).stream_options().norm_eps == 1e-2
     assert config(connection="pre_norm").connection == "additive"  # an alias is the same connection
-    assert cfg.replace(depth=5).depth == 5 and hash(cfg) == hash(config(width=48, heads=4, norm="layernorm", norm_eps=1e-4))
+    assert cfg.replace(depth=5).depth == 5 and hash(cfg) == hash(
+        config(width=48, heads=4, norm="layernorm", norm_eps=1e-4)
+    )
     norms = [m for m in Decoder(cfg).modules() if isinstance(m, Norm) and m.kind != "none"]
     assert norms and all(m.kind == "layernorm" and m.eps == 1e-4 for m in norms)
 
@@ -227,7 +233,11 @@ def test_replace_knows_its_fields():
 @pytest.mark.parametrize(
     ("call", "error", "line"),
     [
-        (lambda d: d(torch.tensor([[0, VOCAB]])), InputError, r"token ids must lie in 0..22 \(vocab_size 23\), got 0..23"),
+        (
+            lambda d: d(torch.tensor([[0, VOCAB]])),
+            InputError,
+            r"token ids must lie in 0..22 \(vocab_size 23\), got 0..23",
+        ),
         (lambda d: d(torch.tensor([[-1, 2]])), InputError, "got -1..2"),
         (lambda d: d(torch.ones(1, 3)), InputError, "input_ids must be integers"),
         (lambda d: d(torch.zeros(3, dtype=torch.long)), ShapeError, r"input_ids must be \[batch, tokens\]"),
@@ -236,7 +246,11 @@ def test_replace_knows_its_fields():
         (lambda d: d(ids(), labels=ids(2, 6)), InputError, "labels must be aligned"),
         (lambda d: d(ids(), labels=ids(), logits_to_keep=1), InputError, "need all logits"),
         (lambda d: d(ids(), attention_mask=torch.ones(2, 6)), ShapeError, r"attention_mask must be \[2, 7\]"),
-        (lambda d: d(ids(), position_ids=torch.zeros(2, 6, dtype=torch.long)), ShapeError, "position_ids must have the shape"),
+        (
+            lambda d: d(ids(), position_ids=torch.zeros(2, 6, dtype=torch.long)),
+            ShapeError,
+            "position_ids must have the shape",
+        ),
         (lambda d: d(ids(), segments=torch.zeros(1, 7, dtype=torch.long)), ShapeError, "segments must have the shape"),
         (lambda d: d(ids(), segments=ids(), cache=DecoderCache()), InputError, "packed documents"),
     ],
@@ -251,6 +265,16 @@ def test_the_cache_counts_towards_the_longest_sequence():
     decoder(ids(1, 30), cache=cache)
     with pytest.raises(InputError, match="the sequence has 33 tokens"):
         decoder(ids(1, 3), cache=cache)
+
+
+def test_a_call_that_is_refused_leaves_the_cache_alone():
+    decoder, cache = tiny(), DecoderCache()
+    decoder(ids(2, 3), cache=cache)
+    with pytest.raises(ShapeError, match="the cache holds 2 rows, got 1"):
+        decoder(ids(1, 1), cache=cache)
+    with pytest.raises(InputError, match="labels must be aligned"):
+        decoder(ids(2, 1), labels=ids(2, 2), cache=cache)
+    assert cache.length == 3
 
 
 def test_a_stream_that_fuses_where_no_block_calls_is_refused():

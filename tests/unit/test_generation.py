@@ -11,7 +11,9 @@ VOCAB = 29
 
 
 def config(**changes):
-    return DecoderConfig(**{"vocab_size": VOCAB, "width": 16, "depth": 2, "heads": 4, "kv_heads": 2, "max_length": 64, **changes})
+    return DecoderConfig(
+        **{"vocab_size": VOCAB, "width": 16, "depth": 2, "heads": 4, "kv_heads": 2, "max_length": 64, **changes}
+    )
 
 
 def loud(model, seed=0):
@@ -60,7 +62,11 @@ def test_left_padding_with_a_cache_by_either_form_of_the_mask():
         parts, start = [], 0
         for size in (5, 1, 3, 2):
             piece = slice(start, start + size)
-            parts.append(decoder(padded[:, piece], attention_mask=mask[:, : piece.stop] if whole else mask[:, piece], cache=cache).logits)
+            parts.append(
+                decoder(
+                    padded[:, piece], attention_mask=mask[:, : piece.stop] if whole else mask[:, piece], cache=cache
+                ).logits
+            )
             start += size
         close(torch.cat(parts, 1)[:, 3:], full)
 

@@ -90,7 +90,9 @@ def test_the_shell_is_the_decoder():
 
 
 def test_the_configuration_has_both_names():
-    hf = ThalwegConfig(vocab_size=40, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, max_position_embeddings=99)
+    hf = ThalwegConfig(
+        vocab_size=40, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, max_position_embeddings=99
+    )
     assert (hf.width, hf.depth, hf.heads, hf.max_position_embeddings) == (16, 3, 2, 99)
     assert hf.to_decoder() == DecoderConfig(vocab_size=40, width=16, depth=3, heads=2, max_length=99)
     assert ThalwegConfig.of(config(max_length=77)).max_position_embeddings == 77
@@ -124,7 +126,7 @@ def test_loading_is_strict(tmp_path):
     with pytest.raises(CheckpointError, match=r"1 unexpected keys \(decoder.extra\)"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
     store({**weights, name: torch.zeros(2, 2)})
-    with pytest.raises((CheckpointError, RuntimeError), match="query.weight|mismatch"):
+    with pytest.raises(CheckpointError, match=r"1 mismatched keys .*query\.weight"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
     data = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(data[: len(data) // 2])

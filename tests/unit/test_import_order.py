@@ -25,7 +25,8 @@ ORDERS = {
     "transformers first": "from transformers import AutoConfig, AutoModelForCausalLM\nimport thalweg" + LOAD,
     # Importing a model class imports the Auto classes half-way: registering the model there would run in a circle.
     "a model class in between": (
-        "import thalweg\nfrom transformers import LlamaForCausalLM\nfrom transformers import AutoConfig, AutoModelForCausalLM" + LOAD
+        "import thalweg\nfrom transformers import LlamaForCausalLM\nfrom transformers import AutoConfig, AutoModelForCausalLM"
+        + LOAD
     ),
 }
 
@@ -37,7 +38,9 @@ def running(tmp_path_factory):
     torch.manual_seed(0)
     ThalwegForCausalLM(ThalwegConfig.of(DecoderConfig(vocab_size=8, width=4, depth=1, heads=1))).save_pretrained(path)
     processes = {
-        name: subprocess.Popen([sys.executable, "-c", f"import sys\nPATH = {str(path)!r}\n{code}"], stderr=subprocess.PIPE, text=True)
+        name: subprocess.Popen(
+            [sys.executable, "-c", f"import sys\nPATH = {str(path)!r}\n{code}"], stderr=subprocess.PIPE, text=True
+        )
         for name, code in ORDERS.items()
     }
     yield processes

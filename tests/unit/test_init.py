@@ -52,7 +52,9 @@ def test_the_finished_model_has_the_required_gains_and_the_declared_start(name):
                 gain = requirements.gain if mine.gained else 1.0
                 gain *= requirements.output_gain if mine.last else 1.0
                 if requirements.init == "xavier":
-                    gain *= (2 / (mine.linear.in_features + mine.linear.out_features)) ** 0.5 / decoder.config.initial_std
+                    gain *= (
+                        2 / (mine.linear.in_features + mine.linear.out_features)
+                    ) ** 0.5 / decoder.config.initial_std
                 factor *= gain**power
             torch.testing.assert_close(mine.linear.weight, other.linear.weight * factor, rtol=1e-5, atol=1e-8)
             assert not mine.linear.bias.any()

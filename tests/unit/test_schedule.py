@@ -1,10 +1,12 @@
 """The learning rate over a run, and the configuration's arithmetic."""
 
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from thalweg import config
 from thalweg.errors import InputError, UnknownNameError
 from thalweg.training.config import TrainConfig, changes, from_table
@@ -31,13 +33,15 @@ def test_rises_to_one_then_never_rises_and_ends_at_the_floor(steps, share, floor
     assert all(0 <= rate <= 1 + 1e-12 for rate in rates)
     assert rates[:warmup] == sorted(rates[:warmup])
     after = rates[max(warmup - 1, 0) :]
-    assert all(later <= earlier + 1e-12 for earlier, later in zip(after, after[1:], strict=False))
+    assert all(later <= earlier + 1e-12 for earlier, later in pairwise(after))
     if kind != "constant" and steps > warmup:
         assert rates[-1] == pytest.approx(floor, abs=1e-12)
 
 
 def test_the_dial_sets_width_and_heads():
-    sizes = {depth: (c.resolved_width, c.resolved_heads) for depth in (1, 4, 6, 12, 24) for c in [TrainConfig(depth=depth)]}
+    sizes = {
+        depth: (c.resolved_width, c.resolved_heads) for depth in (1, 4, 6, 12, 24) for c in [TrainConfig(depth=depth)]
+    }
     assert sizes == {1: (64, 2), 4: (128, 4), 6: (192, 6), 12: (384, 6), 24: (768, 12)}
     assert (TrainConfig(depth=9, width=100).resolved_width, TrainConfig(depth=9, width=100).resolved_heads) == (100, 25)
 
@@ -84,7 +88,13 @@ def test_impossible_values_are_refused_in_one_line(values, says):
 def test_toml_round_trip_and_unknown_keys():
     import tomllib
 
-    wanted = TrainConfig(connection="mgt", connection_options={"preset": "residual"}, layers=("attention",), betas=(0.8, 0.9), tokens=5000)
+    wanted = TrainConfig(
+        connection="mgt",
+        connection_options={"preset": "residual"},
+        layers=("attention",),
+        betas=(0.8, 0.9),
+        tokens=5000,
+    )
     assert from_table(tomllib.loads(config.to_toml(wanted))) == wanted
     with pytest.raises(UnknownNameError, match="Did you mean 'depth'"):
         from_table({"dept": 3})

@@ -104,7 +104,10 @@ def test_recomputing_keeps_about_what_is_announced():
 
 
 def test_a_half_precision_model_keeps_less():
-    assert size_of(config(), length=16, dtype=torch.bfloat16).activation_bytes < 0.85 * size_of(config(), length=16).activation_bytes
+    assert (
+        size_of(config(), length=16, dtype=torch.bfloat16).activation_bytes
+        < 0.85 * size_of(config(), length=16).activation_bytes
+    )
 
 
 def test_the_plan_prints():
@@ -129,7 +132,9 @@ def test_matching_parameters(name):
     def outside(cfg):
         return size_of(cfg, length=8).non_embedding_parameters
 
-    misses = [abs(outside(larger.replace(width=w)) - outside(base)) for w in (slim.width - 8, slim.width, slim.width + 8)]
+    misses = [
+        abs(outside(larger.replace(width=w)) - outside(base)) for w in (slim.width - 8, slim.width, slim.width + 8)
+    ]
     assert min(misses) == misses[1]
 
 
@@ -149,7 +154,9 @@ def test_matching_flops():
 
 
 def test_matching_says_what_it_cannot_do():
-    with pytest.raises(InputError, match="no ffn_width brings 'additive' within 5.0% of 1,000 parameters: the nearest is ffn_width 1"):
+    with pytest.raises(
+        InputError, match=r"no ffn_width brings 'additive' within 5.0% of 1,000 parameters: the nearest is ffn_width 1"
+    ):
         match_parameters(config(), 1000)
     with pytest.raises(InputError, match="has no ffn_width to adjust"):
         match_parameters(config(layers=("attention",)), 30_000)

@@ -32,7 +32,9 @@ def test_interval_and_p_agree_on_the_margin():
 
 def test_sign_flip_is_exact_by_enumeration():
     x = np.array([0.5, 0.2, -0.1, 0.4])
-    patterns = [abs(sum(s * v for s, v in zip(signs, x, strict=True))) for signs in itertools.product((1, -1), repeat=4)]
+    patterns = [
+        abs(sum(s * v for s, v in zip(signs, x, strict=True))) for signs in itertools.product((1, -1), repeat=4)
+    ]
     assert sign_flip(x) == np.mean([p >= abs(x.sum()) - 1e-12 for p in patterns])
 
 
@@ -47,7 +49,10 @@ def test_sign_flip_sampled_is_near_exact():
     assert sign_flip(x, most_exact=5) == pytest.approx(sign_flip(x), abs=0.02)
 
 
-@pytest.mark.parametrize(("values", "margin", "above"), [([1.0, 1.0, 1.0], 0.5, True), ([1.0, 1.0, 1.0], 2.0, False), ([1.0, 1.0], 1.0, False)])
+@pytest.mark.parametrize(
+    ("values", "margin", "above"),
+    [([1.0, 1.0, 1.0], 0.5, True), ([1.0, 1.0, 1.0], 2.0, False), ([1.0, 1.0], 1.0, False)],
+)
 def test_no_spread(values, margin, above):
     found = paired(values, margin=margin)
     assert (found.low > margin) is above

@@ -94,7 +94,11 @@ def installed(folder: Path, target: str = "thalweg_braid.plugin") -> dict[str, s
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: thalweg-braid\nVersion: 0.1\n")
     (metadata / "entry_points.txt").write_text(f"[thalweg.connections]\nbraid = {target}\n")
-    return {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")])),
+        "OMP_NUM_THREADS": "1",
+    }
 
 
 def test_an_installed_connection_is_found_and_passes_the_same_battery(tmp_path):

@@ -4,6 +4,7 @@ import sys
 import types
 
 import pytest
+
 from thalweg import tracking
 from thalweg.errors import MissingExtraError, UnknownNameError
 from thalweg.tracking.base import Tracker, Trackers
@@ -80,7 +81,10 @@ def test_the_others_get_the_same_calls(tmp_path, monkeypatch, name):
     assert calls[1:] == [*NUMBERS, "finish"]
 
 
-@pytest.mark.parametrize(("name", "module", "extra"), [("tensorboard", "tensorboard", "track"), ("trackio", "trackio", "track"), ("wandb", "wandb", "wandb")])
+@pytest.mark.parametrize(
+    ("name", "module", "extra"),
+    [("tensorboard", "tensorboard", "track"), ("trackio", "trackio", "track"), ("wandb", "wandb", "wandb")],
+)
 def test_a_missing_package_says_how_to_install_it(tmp_path, monkeypatch, name, module, extra):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtraError, match=rf"{module} is not installed; run: pip install 'thalweg\[{extra}\]'"):

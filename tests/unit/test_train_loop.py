@@ -8,13 +8,14 @@ import signal
 import numpy as np
 import pytest
 import torch
+from torch import nn
+
 from thalweg.data.task import Task, as_batch
 from thalweg.errors import CheckpointError, ExitCode, InputError
 from thalweg.models.decoder import Decoder
 from thalweg.records import Measurement, RunFolder
 from thalweg.training import Interrupted, TrainConfig, load_decoder, train
 from thalweg.training import checkpoint as checkpoints
-from torch import nn
 
 
 class Counting(Task):
@@ -46,7 +47,8 @@ class Counting(Task):
         return self.held_out, lambda chosen: as_batch((chosen[:, None] + np.arange(length)) % 17)
 
 
-BASE = dict(depth=2, width=16, heads=2, sequence_length=12, batch_size=8, steps=20, eval_every=10, eval_batches=2, lr=1e-2, threads=1, geometry=False)
+BASE = {"depth": 2, "width": 16, "heads": 2, "sequence_length": 12, "batch_size": 8, "steps": 20, "lr": 1e-2}
+BASE |= {"eval_every": 10, "eval_batches": 2, "threads": 1, "geometry": False}
 
 
 def config(**changes):
@@ -74,9 +76,19 @@ def test_the_loss_falls_and_everything_is_recorded(tmp_path):
         assert record.metrics(name), name
     assert "val/bits_per_byte" not in record.series() and record.units()["val/loss"] == "nats/token"
     for measure in ("weight_gradient_norm", "stream_rms", "connection_distance"):
-        assert {(row.step, row.layer) for row in record.measures().where(measure=measure)} == {(20, 0), (20, 1), (40, 0), (40, 1)}
-    assert record.result["nulls"] == {"uniform": math.log(17)} and record.result["cost"]["parameters"] == result.cost["parameters"]
-    assert result.cost["tokens_per_second"] > 0 and result.cost["peak_memory"] > 0 and result.cost["tokens"] == 40 * 8 * 12
+        assert {(row.step, row.layer) for row in record.measures().where(measure=measure)} == {
+            (20, 0),
+            (20, 1),
+            (40, 0),
+            (40, 1),
+        }
+    assert (
+        record.result["nulls"] == {"uniform": math.log(17)}
+        and record.result["cost"]["parameters"] == result.cost["parameters"]
+    )
+    assert (
+        result.cost["tokens_per_second"] > 0 and result.cost["peak_memory"] > 0 and result.cost["tokens"] == 40 * 8 * 12
+    )
     assert [e.kind for e in events if e.kind != "step"] == ["start", *["evaluation", "checkpoint"] * 3, "end"]
 
 
@@ -131,6 +143,9 @@ def test_options_that_only_move_the_computation(tmp_path):
     assert narrow.final_loss != plain.final_loss and narrow.final_loss == pytest.approx(plain.final_loss, rel=0.02)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
+)  # dynamo's own, on its inputs
 def test_compiled_blocks_train_alike_and_are_still_looked_into(tmp_path, monkeypatch):
     """The eager autograd backend stands for inductor: the same graphs, traced and differentiated, without the code generator."""
     compile_blocks, called = Decoder.compile_blocks, []
@@ -140,7 +155,7 @@ def test_compiled_blocks_train_alike_and_are_still_looked_into(tmp_path, monkeyp
         compile_blocks(self, backend="aot_eager")
 
     monkeypatch.setattr(Decoder, "compile_blocks", quick)
-    changes = dict(connection="mgt", steps=4, eval_every=2)
+    changes = {"steps": 4, "eval_every": 2}
     compiled = run(tmp_path / "compiled", compile=True, geometry=True, **changes)
     assert called and compiled.final_loss == pytest.approx(run(tmp_path / "eager", **changes).final_loss, abs=1e-6)
     rows = RunFolder.open(tmp_path / "compiled").measures()
@@ -159,12 +174,23 @@ def test_a_huge_learning_rate_is_recorded_as_divergence(tmp_path):
     record = RunFolder.open(tmp_path / "a")
     assert result.status == record.status == "diverged" and result.reason == record.result["reason"] != ""
     assert result.final_loss is None and 0 < result.step < 200
-    again = run(tmp_path / "a", lr=1e4, warmup=0.0, clip=0.0, connection="none", steps=200, diverge_patience=3, resume=True)
+    again = run(
+        tmp_path / "a", lr=1e4, warmup=0.0, clip=0.0, connection="none", steps=200, diverge_patience=3, resume=True
+    )
     assert repr(again) == repr(result)  # the last loss may be NaN
 
 
 def test_a_loss_that_stays_high(tmp_path):
-    result = run(tmp_path / "a", lr=3.0, schedule="constant", warmup=0.0, clip=0.0, steps=200, diverge_factor=1.0, diverge_patience=4)
+    result = run(
+        tmp_path / "a",
+        lr=3.0,
+        schedule="constant",
+        warmup=0.0,
+        clip=0.0,
+        steps=200,
+        diverge_factor=1.0,
+        diverge_patience=4,
+    )
     assert result.status == "diverged" and "above" in result.reason and "for 4 steps" in result.reason
 
 
@@ -224,7 +250,9 @@ def test_a_signal_finishes_the_step_saves_and_ends_with_130(tmp_path, number):
     whole = run(tmp_path / "whole")
     resumed = run(tmp_path / "a", resume=True)
     assert (resumed.status, resumed.final_loss, resumed.best_loss) == ("done", whole.final_loss, whole.best_loss)
-    assert RunFolder.open(tmp_path / "a").metrics("train/loss") == RunFolder.open(tmp_path / "whole").metrics("train/loss")
+    assert RunFolder.open(tmp_path / "a").metrics("train/loss") == RunFolder.open(tmp_path / "whole").metrics(
+        "train/loss"
+    )
 
 
 def test_a_second_ctrl_c_acts_at_once(tmp_path):
@@ -275,7 +303,7 @@ def test_a_damaged_checkpoint_is_one_line_and_the_one_before_still_serves(tmp_pa
     run(tmp_path / "a", stop=lambda: True)
     folder = RunFolder.open(tmp_path / "a").checkpoints
     (checkpoints.find(folder) / checkpoints.WEIGHTS).write_bytes(b"")
-    with pytest.raises(CheckpointError, match="damaged.*go on from step 0"):
+    with pytest.raises(CheckpointError, match=r"damaged.*go on from step 0"):
         run(tmp_path / "a", resume=True)
     import shutil
 
@@ -293,7 +321,7 @@ def test_a_full_disk_fails_the_run_and_it_can_go_on(tmp_path, monkeypatch):
         save(*args)
 
     monkeypatch.setattr(checkpoints, "save_file", full)
-    with pytest.raises(CheckpointError, match="No space left.*step 0 is intact"):
+    with pytest.raises(CheckpointError, match=r"No space left.*step 0 is intact"):
         run(tmp_path / "a")
     assert RunFolder.open(tmp_path / "a").status == "failed"
     assert run(tmp_path / "a", resume=True).final_loss == run(tmp_path / "b").final_loss
@@ -328,7 +356,9 @@ def test_a_measurement_that_fails_does_not_lose_the_run(tmp_path):
         raise InputError("the state holds infinities")
 
     assert run(tmp_path / "a", measure=measure, steps=2).status == "done"
-    assert RunFolder.open(tmp_path / "a").notes == [f"not measured at step {step}: the state holds infinities" for step in (0, 2)]
+    assert RunFolder.open(tmp_path / "a").notes == [
+        f"not measured at step {step}: the state holds infinities" for step in (0, 2)
+    ]
 
 
 def test_a_configuration_that_cannot_be_built_leaves_no_folder(tmp_path):

@@ -8,11 +8,11 @@ import pytest
 
 from thalweg.errors import CheckpointError, InputError
 from thalweg.records.measurements import Measurement, Measurements
+from thalweg.studies.judging import judge
 from thalweg.studies.observe import by_depth, observe
 from thalweg.studies.plan import Scale, parse
 from thalweg.studies.store import RunRecord, read, write
 from thalweg.studies.tuning import search
-from thalweg.studies.judging import judge
 from thalweg.training.config import TrainConfig
 
 SEEDS = (0, 1, 2, 3, 4)
@@ -21,7 +21,9 @@ NULLS = {"unigram_entropy": 6.0, "xz_bits_per_byte": 2.3}
 
 def record(loss=4.0, *, seed=0, status="done", bits=2.0, measures=(), config=None):
     metrics = {"val/loss": [(0, 7.0), (50, loss + 0.1), (100, loss)], "val/bits_per_byte": [(100, bits)]}
-    return RunRecord("f" * 64, config or {}, seed, status, {"nulls": NULLS, "cost": {}}, metrics, Measurements(measures))
+    return RunRecord(
+        "f" * 64, config or {}, seed, status, {"nulls": NULLS, "cost": {}}, metrics, Measurements(measures)
+    )
 
 
 @pytest.fixture
@@ -41,7 +43,10 @@ def only(study):
     return verdict
 
 
-@pytest.mark.parametrize(("difference", "status", "code"), [(0.06, "supported", 0), (-0.06, "refuted", 1), (0.0, "refuted", 1), (0.021, "inconclusive", 3)])
+@pytest.mark.parametrize(
+    ("difference", "status", "code"),
+    [(0.06, "supported", 0), (-0.06, "refuted", 1), (0.0, "refuted", 1), (0.021, "inconclusive", 3)],
+)
 def test_rule(plan, difference, status, code):
     study = judge(plan, "small", runs(difference))
     assert only(study).status == status
@@ -70,7 +75,9 @@ def test_a_diverged_arm_takes_the_value_of_its_rule(plan):
     assert verdict.arms["mgt"][1] == NULLS["unigram_entropy"]
     assert verdict.substituted == ("mgt seed 1: diverged, takes the unigram entropy 6.0000",)
     assert verdict.status == "inconclusive"  # one outlier widens the interval over the margin
-    inconclusive = dataclasses.replace(plan, hypotheses=(dataclasses.replace(plan.hypotheses[0], diverged="inconclusive"),))
+    inconclusive = dataclasses.replace(
+        plan, hypotheses=(dataclasses.replace(plan.hypotheses[0], diverged="inconclusive"),)
+    )
     assert only(judge(inconclusive, "small", found)).reason.startswith("diverged: mgt seed 1")
     number = dataclasses.replace(plan, hypotheses=(dataclasses.replace(plan.hypotheses[0], diverged=9.0),))
     assert only(judge(number, "small", found)).arms["mgt"][1] == 9.0
@@ -104,7 +111,9 @@ def test_exploratory_can_refute(plan):
 
 
 def test_a_measure_that_is_not_there_voids(plan):
-    other = dataclasses.replace(plan, hypotheses=(dataclasses.replace(plan.hypotheses[0], measure="effective_rank", at="last"),))
+    other = dataclasses.replace(
+        plan, hypotheses=(dataclasses.replace(plan.hypotheses[0], measure="effective_rank", at="last"),)
+    )
     assert "not in the records" in only(judge(other, "small", runs(0.06))).reason
 
 
@@ -116,12 +125,20 @@ def test_secondary_hypotheses_do_not_decide_the_exit_code(plan):
 
 
 def test_contrast_of_four_arms_is_the_synergy(plan):
-    h = dataclasses.replace(plan.hypotheses[0], contrast={"mgt": -1.0, "additive": -1.0, "additive_matched": 2.0}, direction="greater", margin=0.0)
+    h = dataclasses.replace(
+        plan.hypotheses[0],
+        contrast={"mgt": -1.0, "additive": -1.0, "additive_matched": 2.0},
+        direction="greater",
+        margin=0.0,
+    )
     verdict = only(judge(dataclasses.replace(plan, hypotheses=(h,)), "small", runs(0.06)))
     assert verdict.values[0] == pytest.approx(-(4.0 - 0.06 - 0.004) - 4.0 + 2 * 4.0)
 
 
-@pytest.mark.parametrize(("at", "value"), [("last", 0.2), ("first", 0.8), ("mean", 0.5), ("min", 0.2), ("trend", -1.0), ("layer:1", 0.5), ("layer:9", None)])
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [("last", 0.2), ("first", 0.8), ("mean", 0.5), ("min", 0.2), ("trend", -1.0), ("layer:1", 0.5), ("layer:9", None)],
+)
 def test_by_depth(at, value):
     assert by_depth({2: 0.2, 0: 0.8, 1: 0.5}, at, "H") == (value if value is None else pytest.approx(value))
 
@@ -151,10 +168,14 @@ def test_store_round_trip(tmp_path):
     rows = [
         Measurement("effective_rank", float("nan"), layer=0, step=5, stream="mean", n=16, low=0.1, high=0.2),
         Measurement("effective_rank", 0.25, layer=1, step=5, stream="mean", n=16, null=0.8, null_kind="Gaussian"),
-        Measurement("effective_rank", 0.5, layer=2, step=5, stream="mean", null=0.8, null_kind="Gaussian", site="stream.end"),
+        Measurement(
+            "effective_rank", 0.5, layer=2, step=5, stream="mean", null=0.8, null_kind="Gaussian", site="stream.end"
+        ),
         Measurement("jacobian", 2.0),
     ]
-    kept = dataclasses.replace(record(measures=rows, status="diverged"), metrics={"train/loss": [(1, float("nan")), (2, 3.0)]})
+    kept = dataclasses.replace(
+        record(measures=rows, status="diverged"), metrics={"train/loss": [(1, float("nan")), (2, 3.0)]}
+    )
     write(tmp_path / "r.jsonl", kept)
     back = read(tmp_path / "r.jsonl")
     assert back.measures == kept.measures
@@ -186,7 +207,9 @@ class Searches:
             for run in state.pending:
                 asked.append(run.lr)
                 loss = loss_of(run.lr)
-                known[(run.lr, run.seed, run.total_steps)] = record(loss) if loss is not None else record(status="diverged")
+                known[(run.lr, run.seed, run.total_steps)] = (
+                    record(loss) if loss is not None else record(status="diverged")
+                )
         return state, asked
 
 

@@ -99,5 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        say_error(f"internal error: {type(error).__name__}: {' '.join(str(error).split())[:300]}; this is a bug, --debug shows where")
+        say_error(
+            f"internal error: {type(error).__name__}: {' '.join(str(error).split())[:300]}; this is a bug, --debug shows where"
+        )
         return int(ExitCode.INTERNAL)

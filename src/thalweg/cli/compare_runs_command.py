@@ -14,7 +14,9 @@ EXAMPLES = """examples:
 def configure(parser) -> None:
     parser.add_argument("first", help="folder of a run")
     parser.add_argument("second", help="folder of another run")
-    parser.add_argument("--assert-equal", action="store_true", help="exit code 1 unless the training losses are bitwise equal")
+    parser.add_argument(
+        "--assert-equal", action="store_true", help="exit code 1 unless the training losses are bitwise equal"
+    )
 
 
 def run(args) -> ExitCode:
@@ -24,9 +26,13 @@ def run(args) -> ExitCode:
     if args.json:
         emit(config.to_plain(found))
     else:
-        table([{"name": k, "first": a, "second": b} for k, (a, b) in found.config.items()], {"name": "configuration", "first": "first", "second": "second"})
+        columns = {"name": "configuration", "first": "first", "second": "second"}
+        table([{"name": k, "first": a, "second": b} for k, (a, b) in found.config.items()], columns)
         table(
-            [{"name": k, "first": f"{a:.6g}", "second": f"{b:.6g}", "d": f"{b - a:+.6g}"} for k, (a, b) in found.final.items()],
+            [
+                {"name": k, "first": f"{a:.6g}", "second": f"{b:.6g}", "d": f"{b - a:+.6g}"}
+                for k, (a, b) in found.final.items()
+            ],
             {"name": "last value", "first": "first", "second": "second", "d": "second - first"},
         )
         where = "bitwise equal" if found.first_difference is None else f"differ from step {found.first_difference}"

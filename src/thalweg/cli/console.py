@@ -11,7 +11,9 @@ class Parser(argparse.ArgumentParser):
     """An argument parser that raises one-line InputErrors with the nearest name, and keeps the layout of its texts."""
 
     def __init__(self, **kwargs: Any):
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, exit_on_error=False, **kwargs)
+        super().__init__(
+            formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, exit_on_error=False, **kwargs
+        )
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}; see {self.prog} --help")
@@ -32,7 +34,9 @@ class Parser(argparse.ArgumentParser):
     def add_common(parser: argparse.ArgumentParser) -> None:
         """Flags that every command takes."""
         group = parser.add_argument_group("common")
-        group.add_argument("--json", action="store_true", help="print the result as JSON on stdout; messages go to stderr")
+        group.add_argument(
+            "--json", action="store_true", help="print the result as JSON on stdout; messages go to stderr"
+        )
         group.add_argument("--quiet", action="store_true", help="no progress and no messages but errors")
         group.add_argument("--debug", action="store_true", help="show the traceback of an error")
 

@@ -15,7 +15,9 @@ SCALE = "smoke"
 
 
 def configure(parser) -> None:
-    parser.add_argument("-o", "--output", default="runs/demo", help="folder of the plan, the records and the report (runs/demo)")
+    parser.add_argument(
+        "-o", "--output", default="runs/demo", help="folder of the plan, the records and the report (runs/demo)"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side, one thread each (2)")
     parser.add_argument("--fresh", action="store_true", help="throw away what an earlier demo left in the folder")
 

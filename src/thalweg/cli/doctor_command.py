@@ -62,7 +62,11 @@ def _devices() -> list[dict[str, str]]:
     return [
         _row("ok", "cpu", cpu),
         _row("ok" if torch.cuda.is_available() else "-", "gpu", gpu),
-        _row("ok" if torch.distributed.is_available() else "fail", "distributed", "gloo" if torch.distributed.is_available() else "missing"),
+        _row(
+            "ok" if torch.distributed.is_available() else "fail",
+            "distributed",
+            "gloo" if torch.distributed.is_available() else "missing",
+        ),
     ]
 
 
@@ -87,7 +91,9 @@ def _battery() -> dict[str, str]:
     from thalweg.testing import check_connection
 
     report = check_connection("additive", only=("reference",), raises=False)
-    return _row("ok" if report.passed else "fail", "numerics", "additive equals its reference" if report.passed else str(report))
+    return _row(
+        "ok" if report.passed else "fail", "numerics", "additive equals its reference" if report.passed else str(report)
+    )
 
 
 def _compiles() -> dict[str, str]:

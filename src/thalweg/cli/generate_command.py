@@ -51,13 +51,19 @@ def generate(run: str | Path, prompt: str, tokens: int, temperature: float, seed
         raise InputError("the prompt is empty; give at least one character")
     model, _ = load_decoder(run, which)
     if len(ids) + tokens > model.config.max_length:
-        raise InputError(f"{len(ids)} + {tokens} tokens are more than the {model.config.max_length} that this model takes")
+        raise InputError(
+            f"{len(ids)} + {tokens} tokens are more than the {model.config.max_length} that this model takes"
+        )
     generator = torch.Generator().manual_seed(seed)
     cache, given, added = DecoderCache(), torch.tensor([ids]), []
     with torch.no_grad():
         for _ in range(tokens):
             logits = model(given, cache=cache, logits_to_keep=1).logits[0, -1].float()
-            choice = logits.argmax() if temperature == 0 else torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)[0]
+            choice = (
+                logits.argmax()
+                if temperature == 0
+                else torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)[0]
+            )
             added.append(int(choice))
             given = choice.reshape(1, 1)
     return tokenizer.decode(added)

@@ -27,7 +27,8 @@ def rows_of(kind: str) -> list[dict[str, str]]:
         from thalweg import connections
 
         return [
-            {"name": e.name, "summary": e.summary, "source": e.source, "aliases": ", ".join(e.aliases)} for e in connections.entries()
+            {"name": e.name, "summary": e.summary, "source": e.source, "aliases": ", ".join(e.aliases)}
+            for e in connections.entries()
         ]
     if kind == "measures":
         from thalweg.geometry import catalog

@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 from thalweg.training.events import Event, Listener
 
 
 @contextmanager
-def listening(*, quiet: bool, trackers: list[str] | None = None, run=None, config: dict | None = None) -> Iterator[Listener | None]:
+def listening(
+    *, quiet: bool, trackers: list[str] | None = None, run: str | Path = "", config: dict | None = None
+) -> Iterator[Listener | None]:
     """A listener for ``train(..., on_event=...)``, closed at the end; None when nobody listens.
 
     Raises: UnknownNameError for an unknown tracker; MissingExtraError if its package is not installed.

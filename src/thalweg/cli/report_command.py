@@ -22,10 +22,8 @@ def run(args) -> ExitCode:
     from thalweg.records.run import RunFolder
 
     confirm_output(args.output, args.overwrite)
-    if RunFolder.is_run(args.plan) or Path(args.plan).is_dir():
-        path = of_run(args.plan, args.output)
-    else:
-        path = _of_plan(args)
+    a_run = RunFolder.is_run(args.plan) or Path(args.plan).is_dir()
+    path = of_run(args.plan, args.output) if a_run else _of_plan(args)
     if args.json:
         emit({"report": str(path), "bytes": path.stat().st_size})
     else:

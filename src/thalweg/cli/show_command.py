@@ -15,7 +15,9 @@ def configure(parser) -> None:
     parser.add_argument("name", help="its name, as `thalweg list` prints it")
     parser.add_argument("--width", type=int, default=512, help="width at which the cost is measured (512)")
     parser.add_argument("--depth", type=int, default=12, help="layers at which the cost is measured (12)")
-    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="option of the connection; may be repeated")
+    parser.add_argument(
+        "--option", action="append", default=[], metavar="NAME=VALUE", help="option of the connection; may be repeated"
+    )
 
 
 def run(args) -> None:
@@ -35,7 +37,9 @@ def connection(name: str, width: int, depth: int, options: dict) -> dict:
 
     entry = connections.registry.entry(name)
     sites = connections.Site.decoder(depth)
-    stream = connections.create(name, width=8, sites=connections.Site.decoder(2), **options)  # rejects wrong options before the cost is measured
+    stream = connections.create(
+        name, width=8, sites=connections.Site.decoder(2), **options
+    )  # refuses wrong options first
     facts, start = stream.facts, stream.equals_at_start()
     cost = measure_cost(entry.name, width=width, sites=sites, options=options)
     return {
@@ -47,7 +51,7 @@ def connection(name: str, width: int, depth: int, options: dict) -> dict:
         "words": facts.words,
         "constraint": facts.constraint,
         "precision": facts.precision,
-        "at initialisation": "nothing claimed" if start is None else f"equals {start.name} {dict(start.options) or ''} within {start.tolerance:g}",
+        "at initialisation": _claim(start),
         "looks along tokens": stream.looks_along_tokens,
         "chosen by us": list(facts.chosen),
         "deviations": list(facts.deviations),
@@ -89,3 +93,10 @@ def as_text(found: dict) -> str:
         else:
             lines.extend(f"    {line}" for line in str(value).splitlines())
     return "\n".join(lines)
+
+
+def _claim(start) -> str:
+    """What an untrained connection equals, in words."""
+    if start is None:
+        return "nothing claimed"
+    return f"equals {start.name} {dict(start.options) or ''} within {start.tolerance:g}"

@@ -17,7 +17,11 @@ VERBS = ("new", "check", "lock", "run", "verdict", "status")
 
 
 def configure(parser) -> None:
-    parser.add_argument("verb", choices=VERBS, help="new: write a template; check: power; lock: fix it; run: what is missing; verdict; status")
+    parser.add_argument(
+        "verb",
+        choices=VERBS,
+        help="new: write a template; check: power; lock: fix it; run: what is missing; verdict; status",
+    )
     parser.add_argument("plan", metavar="PLAN", help="plan file, or name of a shipped plan")
     parser.add_argument("--scale", help="scale of the plan (the only one, or smoke, when not given)")
     parser.add_argument("--records", help="folder of the records (default: records/ beside the plan)")
@@ -69,8 +73,20 @@ def _check(args) -> ExitCode:
             for p in found.powers
         ]
         columns = ("id", "power", "expected", "margin", "sd", "detectable", "sd_source")
-        table(rows, dict(zip(columns, ("hypothesis", "power", "expected", "margin", "sd", "seen with 0.8", "sd from"), strict=True)))
-        say(f"{found.kind} at {found.scale}: {found.runs} runs and {found.tuning_runs} for learning rates", quiet=args.quiet)
+        table(
+            rows,
+            dict(
+                zip(
+                    columns,
+                    ("hypothesis", "power", "expected", "margin", "sd", "seen with 0.8", "sd from"),
+                    strict=True,
+                )
+            ),
+        )
+        say(
+            f"{found.kind} at {found.scale}: {found.runs} runs and {found.tuning_runs} for learning rates",
+            quiet=args.quiet,
+        )
         for line in (*found.problems, *found.remarks):
             say(f"{'problem' if line in found.problems else 'remark'}: {line}", quiet=args.quiet)
     return ExitCode.INPUT if found.problems else ExitCode.OK
@@ -85,7 +101,8 @@ def _lock(args) -> ExitCode:
     if args.json:
         emit({"path": str(path_of(study.path, study.scale_name)), **lock.__dict__})
     else:
-        say(f"locked {study.plan.name} at {study.scale_name}: {lock.plan_hash[:16]} ({path_of(study.path, study.scale_name)})", quiet=args.quiet)
+        where = path_of(study.path, study.scale_name)
+        say(f"locked {study.plan.name} at {study.scale_name}: {lock.plan_hash[:16]} ({where})", quiet=args.quiet)
     return ExitCode.OK
 
 
@@ -123,7 +140,9 @@ def _status(args) -> ExitCode:
     else:
         print(f"{finished} of {wanted} seed runs recorded; {len(missing)} runs can start now")
         for arm, rate in found["learning_rates"].items():
-            print(f"  {arm}: {'learning rate ' + format(rate, 'g') if rate is not None else 'learning rate not chosen yet'}")
+            print(
+                f"  {arm}: {'learning rate ' + format(rate, 'g') if rate is not None else 'learning rate not chosen yet'}"
+            )
     return ExitCode.OK
 
 

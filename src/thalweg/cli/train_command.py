@@ -20,22 +20,40 @@ def configure(parser) -> None:
 
     parser.add_argument("config", nargs="?", metavar="CONFIG.toml", help="file with any of the values below")
     parser.add_argument("-o", "--output", metavar="RUN", help="folder of the run (runs/CONNECTION-dDEPTH-sSEED)")
-    parser.add_argument("--resume", metavar="RUN", help="go on with this run; other flags may only change what cannot change its numbers")
-    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="option of the connection; may be repeated")
-    parser.add_argument("--dry-run", action="store_true", help="print the plan (parameters, FLOPs, memory, time) and stop")
+    parser.add_argument(
+        "--resume",
+        metavar="RUN",
+        help="go on with this run; other flags may only change what cannot change its numbers",
+    )
+    parser.add_argument(
+        "--option", action="append", default=[], metavar="NAME=VALUE", help="option of the connection; may be repeated"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the plan (parameters, FLOPs, memory, time) and stop"
+    )
     parser.add_argument("--print-config", action="store_true", help="print the configuration as TOML and stop")
-    parser.add_argument("--track", action="append", default=[], metavar="TRACKER", help="tensorboard, trackio or wandb; may be repeated")
+    parser.add_argument(
+        "--track", action="append", default=[], metavar="TRACKER", help="tensorboard, trackio or wandb; may be repeated"
+    )
     group = parser.add_argument_group("configuration", "values are TOML: numbers, true, strings, [lists]")
     for field in dataclasses.fields(TrainConfig):
         if field.name not in ("connection_options", "model"):
             group.add_argument(f"--{field.name.replace('_', '-')}", metavar="VALUE", help=f"default {_default(field)}")
-    group.add_argument("--model", action="append", default=[], metavar="NAME=VALUE", help="further field of the decoder; may be repeated")
+    group.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="further field of the decoder; may be repeated",
+    )
 
 
 def run(args) -> ExitCode:
     if args.resume:
         if args.config or args.output:
-            raise InputError("--resume takes the configuration and the folder from the run; drop CONFIG.toml and --output")
+            raise InputError(
+                "--resume takes the configuration and the folder from the run; drop CONFIG.toml and --output"
+            )
         return _resume(args)
     wanted = requested(args)
     if args.print_config:
@@ -83,7 +101,9 @@ def _train(args, wanted, folder: Path, *, resume: bool) -> ExitCode:
             emit(config.to_plain(planned)) if args.json else print(planned)
             return ExitCode.OK
         say(str(planned))
-    with listening(quiet=args.quiet or not main, trackers=args.track, run=folder, config=config.to_plain(wanted)) as listener:
+    with listening(
+        quiet=args.quiet or not main, trackers=args.track, run=folder, config=config.to_plain(wanted)
+    ) as listener:
         result = train(wanted, folder, resume=resume, on_event=listener)
     if main and args.json:
         emit(config.to_plain(result))

@@ -86,7 +86,9 @@ class MGTOptions(ConnectionOptions):
         if self.gate_input == "norm" and not self.input_norm:
             raise InputError("gate_input 'norm' reads the input norm, which input_norm=false switches off; use 'raw'")
         if self.post_norm and (self.input_norm or self.final_norm):
-            raise InputError("post_norm already normalises what is read; set input_norm and final_norm to false with it")
+            raise InputError(
+                "post_norm already normalises what is read; set input_norm and final_norm to false with it"
+            )
         if self.gate_open and self.gate_spread:
             raise InputError(f"gate_open starts the gate constant, got gate_spread {self.gate_spread}; leave one out")
         alpha = self.alpha_start(sublayers=1)

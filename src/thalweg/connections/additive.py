@@ -8,7 +8,7 @@ class AdditiveSite(StreamSite):
     """x' = x + F(norm(x))."""
 
     def write(self, state, update, context):
-        return state + self.update_norm(update)
+        return (state + self.update_norm(update)).to(state.dtype)
 
 
 @register(
@@ -31,7 +31,10 @@ class Additive(Stream):
         equation="x' = x + F(norm(x))",
         words="The sublayer reads the normalised stream [b t d] and its update [b t d] is added to the stream.",
         constraint="skip Jacobian is the identity",
-        bibtex="@inproceedings{xiong2020layer, title={On Layer Normalization in the Transformer Architecture}, author={Xiong, Ruibin and others}, booktitle={ICML}, year={2020}}",
+        bibtex=(
+            "@inproceedings{xiong2020layer, title={On Layer Normalization in the Transformer Architecture},"
+            " author={Xiong, Ruibin and others}, booktitle={ICML}, year={2020}}"
+        ),
     )
 
     def reference(self, embedding, sublayers, tokens=None):

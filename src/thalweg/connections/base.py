@@ -39,9 +39,13 @@ class Site:
     def stack(depth: int, kinds: Sequence[str]) -> "tuple[Site, ...]":
         """``depth`` layers with one sublayer per entry of ``kinds``."""
         if depth < 1 or not kinds:
-            raise InputError(f"a network needs at least one layer and one sublayer, got depth {depth} and kinds {tuple(kinds)}")
+            raise InputError(
+                f"a network needs at least one layer and one sublayer, got depth {depth} and kinds {tuple(kinds)}"
+            )
         return tuple(
-            Site(layer * len(kinds) + i, layer, kind, depth, len(kinds)) for layer in range(depth) for i, kind in enumerate(kinds)
+            Site(layer * len(kinds) + i, layer, kind, depth, len(kinds))
+            for layer in range(depth)
+            for i, kind in enumerate(kinds)
         )
 
     @staticmethod
@@ -73,7 +77,10 @@ class TokenMemory:
             past, past_mask = self.slots[key]
             x, mask = torch.cat([past.to(x.dtype), x], 1), torch.cat([past_mask, mask], 1)
         start = max(x.shape[1] - keep, 0)
-        self.slots[key] = (x[:, start:].detach().clone(), mask[:, start:].clone())  # a view would keep the whole prefill
+        self.slots[key] = (
+            x[:, start:].detach().clone(),
+            mask[:, start:].clone(),
+        )  # a view would keep the whole prefill
         return x, mask
 
     def select(self, rows: Tensor) -> None:
@@ -194,7 +201,12 @@ class StreamSite(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} does not say how it writes")
 
     def advance(
-        self, following: "StreamSite | None", state: State, update: Tensor, context: Context, tokens: Tokens | None = None
+        self,
+        following: "StreamSite | None",
+        state: State,
+        update: Tensor,
+        context: Context,
+        tokens: Tokens | None = None,
     ) -> tuple[State, Tensor | None, Context]:
         """Write here and read at the ``following`` site; override with a fused form if one exists (tested equal).
 
@@ -236,7 +248,9 @@ class Stream(nn.Module):
     def __init__(self, width: int, sites: Sequence[Site], options: ConnectionOptions):
         super().__init__()
         if width < 1 or not sites:
-            raise InputError(f"a stream needs a positive width and at least one site, got width {width} and {len(sites)} sites")
+            raise InputError(
+                f"a stream needs a positive width and at least one site, got width {width} and {len(sites)} sites"
+            )
         self.width, self.options, self.layout = width, options, tuple(sites)
         self.sites = nn.ModuleList(self.make_site(site) for site in sites)
         self.final_norm = options.make_norm(width, options.final_norm)
@@ -271,6 +285,7 @@ class Stream(nn.Module):
         state = self.enter(embedding, tokens)
         x, context = self.sites[0].read(state, tokens)
         for index, sublayer in enumerate(sublayers):
+            assert x is not None  # only the last site has nothing to read after it
             state, x, context = self.advance(index, state, sublayer(x), context, tokens)
         return self.leave(state, tokens)
 
@@ -335,7 +350,9 @@ def reference_norm(norm: Norm, x: Tensor) -> Tensor:
 def each_token(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """Apply ``function`` to the rows [d] of every batch entry and token of tensors [b t d]; for the loop-written references."""
     batch, length = tensors[0].shape[:2]
-    return torch.stack([torch.stack([function(*(x[i, j] for x in tensors)) for j in range(length)]) for i in range(batch)])
+    return torch.stack(
+        [torch.stack([function(*(x[i, j] for x in tensors)) for j in range(length)]) for i in range(batch)]
+    )
 
 
 def tensors_of(state: State) -> Iterable[Tensor]:

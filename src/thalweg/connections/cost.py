@@ -23,9 +23,9 @@ class Cost:
     """The cost of one stream, without its sublayers, and what it has over the additive one with the same norms.
 
     parameters: each counted once. flops_per_token: of one forward pass; a multiply-add is two, an element-wise operation or a reduction
-    one per element, data movement none. activation_bytes_per_token: distinct storages that autograd keeps because of the connection,
-    parameters left out. uncounted: operations whose arithmetic has no counting rule here (a lower bound is given then).
-    extrapolated: the network is deeper than what was run.
+    one per element (exceptions in the table at the end of this file), data movement none. activation_bytes_per_token: distinct storages
+    that autograd keeps because of the connection, parameters left out. uncounted: operations whose arithmetic has no counting rule here
+    (the FLOPs are a lower bound then). extrapolated: the network is deeper than what was run.
     """
 
     parameters: int
@@ -53,8 +53,9 @@ def measure_cost(
 ) -> Cost:
     """Measure a connection on tensors without data (any width is quick).
 
-    ``length`` matters only to connections that look along tokens. Networks of more than four layers are extrapolated from their first
-    four by second differences: exact whenever layers cost the same, or cost that grows linearly with the layer.
+    ``length`` matters to connections that look along tokens; what does not grow with it (a parameter cast to float32) is spread over it.
+    Networks of more than four layers are extrapolated from their first four by second differences: exact where layers cost the same, or
+    where the cost grows linearly with the layer.
     Raises: UnknownNameError; InputError for a connection that needs real numbers to run.
     """
     cls = connections.registry[connection] if isinstance(connection, str) else connection
@@ -155,11 +156,11 @@ class _Opaque(torch.autograd.Function):
         return torch.empty_like(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override] - one input, one gradient
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return gradient
 
 
-_opaque: Callable[[Tensor], Tensor] = _Opaque.apply  # type: ignore[assignment] - apply is typed Any -> Any
+_opaque: Callable[[Tensor], Tensor] = _Opaque.apply
 
 
 class _Kept:
@@ -201,65 +202,27 @@ class _ElementCounter(TorchDispatchMode):
         return result
 
 
-# A conversion of dtype is data movement; elements per element read, for what is not element-wise.
-MOVES = {
-    f"aten::{name}"
-    for name in [
-        "_to_copy",
-        "copy_",
-        "clone",
-        "cat",
-        "stack",
-        "empty_like",
-        "empty",
-        "empty_strided",
-        "new_empty",
-        "zeros",
-        "ones",
-        "full",
-        "zeros_like",
-        "ones_like",
-        "full_like",
-        "new_zeros",
-        "new_ones",
-        "new_full",
-        "arange",
-        "eye",
-        "scalar_tensor",
-        "roll",
-        "flip",
-        "index",
-        "gather",
-        "scatter",
-        "index_select",
-        "repeat",
-        "constant_pad_nd",
-        "tril",
-        "triu",
-        "lift_fresh",
-        "_unsafe_view",
-        "slice_scatter",
-        "select_scatter",
-        "index_put",
-        "masked_fill",
-        "where",
-        "unbind",
-        "split",
-        "detach",
-        "fill_",
-        "zero_",
-        "contiguous",
-        "linspace",
-        "scalar_tensor",
-        "_local_scalar_dense",
-        "repeat_interleave",
-    ]
+def _aten(*names: str) -> frozenset[str]:
+    return frozenset(f"aten::{name}" for name in names)
+
+
+# Creation, copies, conversions of dtype and selection: data movement, no arithmetic.
+MOVES = _aten(
+    "empty", "empty_like", "empty_strided", "new_empty", "zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones", "full",
+    "full_like", "new_full", "arange", "linspace", "eye", "scalar_tensor", "lift_fresh", "_to_copy", "copy_", "clone", "fill_", "zero_", "cat",
+    "stack", "split", "roll", "flip", "repeat", "constant_pad_nd", "index", "index_select", "index_put", "gather", "scatter",
+    "slice_scatter", "select_scatter", "tril", "triu", "where", "masked_fill", "_unsafe_view", "_local_scalar_dense",
+)  # fmt: skip
+PRODUCTS = _aten("mm", "bmm", "addmm", "baddbmm", "convolution", "_convolution")
+# Not element-wise: operations per element read.
+REDUCTIONS = dict.fromkeys(
+    _aten("sum", "mean", "amax", "amin", "max", "min", "prod", "any", "all", "argmax", "cumsum"), 1
+) | {
+    "aten::linalg_vector_norm": 2,
+    "aten::var": 3,
+    "aten::var_mean": 3,
+    "aten::logsumexp": 3,
+    "aten::_softmax": 4,
+    "aten::_log_softmax": 4,
+    "aten::native_layer_norm": 8,
 }
-PRODUCTS = {f"aten::{name}" for name in ("mm", "bmm", "addmm", "baddbmm", "convolution", "_convolution")}
-REDUCTIONS = {
-    f"aten::{name}": count
-    for name, count in {
-        "sum": 1, "mean": 1, "amax": 1, "amin": 1, "max": 1, "min": 1, "prod": 1, "cumsum": 1, "linalg_vector_norm": 2, "var": 3, "var_mean": 3,
-        "any": 1, "all": 1, "logsumexp": 3, "_softmax": 4, "_log_softmax": 4, "native_layer_norm": 8, "argmax": 1,
-    }.items()
-}  # fmt: skip

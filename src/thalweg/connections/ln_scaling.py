@@ -1,6 +1,5 @@
 """LayerNorm scaling: pre-norm whose norm output shrinks with the square root of the layer's index."""
 
-
 from thalweg.connections import register
 from thalweg.connections.additive import AdditiveSite
 from thalweg.connections.base import (

@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thalweg.connections import TokenMemory
-from thalweg.errors import InputError
+from thalweg.errors import InputError, ShapeError
 
 
 class DecoderCache:
@@ -17,8 +17,20 @@ class DecoderCache:
         self.slots: dict[int, tuple[Tensor, Tensor]] = {}
         self.memory = TokenMemory()
 
+    @property
+    def batch_size(self) -> int:
+        """Rows held; -1 before the first call."""
+        return next((keys.shape[0] for keys, _ in self.slots.values()), -1)
+
     def see(self, mask: Bool[Tensor, "b t"] | None, batch: int, tokens: int) -> Bool[Tensor, "b k"] | None:
-        """Note the tokens of this call, before the layers run; returns the mask of all tokens so far, this call included."""
+        """Note the tokens of this call, before the layers run; returns the mask of all tokens so far, this call included.
+
+        Raises: ShapeError for another number of rows than the cache holds.
+        """
+        if self.batch_size not in (-1, batch):
+            raise ShapeError(
+                f"the cache holds {self.batch_size} rows, got {batch}; start a new cache or select its rows"
+            )
         if mask is not None or self.mask is not None:
             device = mask.device if mask is not None else self.mask.device  # type: ignore[union-attr]  # one of the two is a tensor
             past = (

@@ -79,14 +79,14 @@ class Decoder(nn.Module):
         Raises: InputError for ids outside the vocabulary (on CPU), too long a sequence, or arguments that do not fit together; ShapeError.
         """
         check_ids(input_ids, self.embedding.num_embeddings)
-        tokens, view = look(
-            self.config, self.embedding.weight.dtype, input_ids, attention_mask, position_ids, segments, cache
-        )
         if labels is not None and (labels.shape != input_ids.shape or logits_to_keep):
             raise InputError(
                 f"labels must be aligned with input_ids {tuple(input_ids.shape)} and need all logits, got labels {tuple(labels.shape)} "
                 f"and logits_to_keep {logits_to_keep}"
             )
+        tokens, view = look(
+            self.config, self.embedding.weight.dtype, input_ids, attention_mask, position_ids, segments, cache
+        )
         hidden = self.run(self.embedding(input_ids), tokens, view, cache, trace)
         logits = self.unembed(hidden[:, -logits_to_keep:] if logits_to_keep else hidden)
         return DecoderOutput(logits, None if labels is None else next_token_loss(logits, labels), cache)

@@ -67,10 +67,6 @@ class ThalwegCache(DecoderCache, Cache):
     def is_initialized(self) -> bool:
         return self.length > 0
 
-    @property
-    def batch_size(self) -> int:
-        return next((keys.shape[0] for keys, _ in self.slots.values()), -1)
-
     def __len__(self) -> int:
         return len(self.slots)
 
@@ -176,6 +172,7 @@ class ThalwegForCausalLM(PreTrainedModel, GenerationMixin):
     def from_pretrained(cls, pretrained_model_name_or_path, *args: Any, **kwargs: Any):  # type: ignore[override]  # the same, strict
         """Load a saved model. Raises: CheckpointError for parameters that are missing, unexpected or of another shape."""
         wanted = kwargs.pop("output_loading_info", False)
+        kwargs["ignore_mismatched_sizes"] = True  # so that they are reported here, with the rest
         try:
             loaded: Any = super().from_pretrained(
                 pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs

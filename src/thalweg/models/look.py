@@ -67,9 +67,7 @@ def present(attention_mask: Tensor, batch: int, length: int, past: int) -> Bool[
     shape = attention_mask.shape
     if len(shape) != 2 or shape[0] != batch or (shape[1] != length and shape[1] != past + length):
         wanted = f"[{batch}, {length}]" + (f" or [{batch}, {past + length}]" if past else "")
-        raise ShapeError(
-            f"attention_mask must be {wanted} (one entry per token), got shape {tuple(shape)}"
-        )
+        raise ShapeError(f"attention_mask must be {wanted} (one entry per token), got shape {tuple(shape)}")
     return attention_mask[:, -length:].bool()
 
 

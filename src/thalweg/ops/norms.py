@@ -19,7 +19,9 @@ class Norm(nn.Module):
     Source: RMSNorm, Zhang and Sennrich 2019 (arXiv 1910.07467) Eq. 4; LayerNorm, Ba et al. 2016 (arXiv 1607.06450) Eq. 4.
     """
 
-    def __init__(self, width: int, kind: NormKind = "rmsnorm", *, eps: float = 1e-6, affine: bool = True, bias: bool = False):
+    def __init__(
+        self, width: int, kind: NormKind = "rmsnorm", *, eps: float = 1e-6, affine: bool = True, bias: bool = False
+    ):
         super().__init__()
         if kind not in ("rmsnorm", "layernorm", "none"):
             raise InputError(f"norm must be rmsnorm, layernorm or none, got {kind!r}")
@@ -48,4 +50,6 @@ class Norm(nn.Module):
         return y.to(x.dtype)
 
     def extra_repr(self) -> str:
-        return f"{self.width}, {self.kind}, eps={self.eps}, affine={self.weight is not None}, bias={self.bias is not None}"
+        return (
+            f"{self.width}, {self.kind}, eps={self.eps}, affine={self.weight is not None}, bias={self.bias is not None}"
+        )

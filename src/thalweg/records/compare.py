@@ -23,7 +23,9 @@ def compare(first: str | Path, second: str | Path, series: str = "train/loss") -
     """Compare two run folders. Raises: InputError for a folder that holds no run."""
     a, b = RunFolder.open(first), RunFolder.open(second)
     keys = sorted(a.config.keys() | b.config.keys())
-    differing = {k: (a.config.get(k, "unset"), b.config.get(k, "unset")) for k in keys if a.config.get(k) != b.config.get(k)}
+    differing = {
+        k: (a.config.get(k, "unset"), b.config.get(k, "unset")) for k in keys if a.config.get(k) != b.config.get(k)
+    }
     one, two = a.series(), b.series()
     final = {name: (one[name][-1][1], two[name][-1][1]) for name in sorted(one.keys() & two.keys())}
     left, right = dict(one.get(series, [])), dict(two.get(series, []))

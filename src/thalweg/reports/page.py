@@ -5,19 +5,26 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import DictLoader, Environment, StrictUndefined
+from markupsafe import Markup
 
 from thalweg._version import __version__
 from thalweg.records.files import atomic_write_text
-from thalweg.reports.figures import Figure
-from thalweg.reports.text import big, mean_sd, number
+from thalweg.reports.text import clean
 
 
 def environment() -> Environment:
     """Templates of the package; everything is escaped but the SVG that this package drew itself."""
     folder = resources.files("thalweg.reports") / "templates"
-    sources = {item.name: item.read_text(encoding="utf-8") for item in folder.iterdir() if item.name.endswith((".html", ".css"))}
-    made = Environment(loader=DictLoader(sources), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    made.filters.update(number=number, big=big, mean_sd=mean_sd)
+    names = (".html", ".css")
+    sources = {item.name: item.read_text(encoding="utf-8") for item in folder.iterdir() if item.name.endswith(names)}
+    made = Environment(
+        loader=DictLoader(sources),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_printable,
+    )
     made.globals.update(version=__version__)
     return made
 
@@ -29,4 +36,5 @@ def write(path: str | Path, template: str, **context: Any) -> Path:
     return path
 
 
-__all__ = ["Figure", "environment", "write"]
+def _printable(value: Any) -> Any:
+    return clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value

@@ -1,53 +1,90 @@
 """The report of one run: what it reached, what it cost, what its stream looks like."""
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from thalweg.config import to_toml
 from thalweg.records.run import RunFolder
-from thalweg.reports import page
-from thalweg.reports.sections import depth_figures, loss_figures, moved_table
-from thalweg.reports.text import big, number
+from thalweg.reports import page, provenance
+from thalweg.reports.curves import training_figures
+from thalweg.reports.depth import INTRODUCTION, geometry
+from thalweg.reports.study import data_notes
+from thalweg.reports.tables import Table, moved_table, nulls_of, scalar_table
+from thalweg.reports.text import NONE, big, number
 from thalweg.studies.store import RunRecord
 
-SHOWN = ("val/", "task/", "train/loss", "stability/")
+SHOWN = ("val/", "task/", "train/loss")
+UNITS = {"peak_memory": "B", "seconds": "s"}
 
 
-def write_run_report(run: RunFolder, path: str | Path, citations: Sequence[str] = ()) -> Path:
+def write_run_report(
+    run: RunFolder, path: str | Path, citations: Sequence[str] = (), deviations: Sequence[str] = ()
+) -> Path:
     """Write the report of the run folder ``run`` to ``path``. Raises: InputError (disk full, no permission)."""
+    # A study leaves diverged runs out of its means; here the one run is what the reader asked for, however it ended.
     record = RunRecord(
-        "", run.config, run.seed or 0, run.status, run.result, run.series(), run.measures(), run.units(), run.provenance, run.versions, tuple(run.notes)
+        "",
+        run.config,
+        run.seed or 0,
+        "shown",
+        run.result,
+        run.series(),
+        run.measures(),
+        run.units(),
+        run.provenance,
+        run.versions,
+        tuple(run.notes),
     )
     name = str(run.config.get("connection", run.path.name))
     arms = {name: [record]}
-    moved_columns, moved_rows = moved_table(arms)
-    depth = depth_figures(arms)
-    diagnostics = [f for f in depth if f.title.startswith(("Gradient", "Distance"))]
-    quality = [(key, number(series[-1][1], 5), record.units.get(key, "")) for key, series in sorted(record.metrics.items()) if series and key.startswith(SHOWN)]
-    quality += [(f"null: {key.replace('_', ' ')}", number(value, 5), "") for key, value in record.nulls.items() if math.isfinite(value)]
+    limits = [*run.notes, *(f"Data: {note}" for note in data_notes(record)), *deviations]
+    seed = run.seed if run.seed is not None else run.config.get("seed", "?")
     return page.write(
         path,
         "run.html",
-        title=f"{name}, {run.config.get('depth', '?')} layers, seed {run.seed}",
+        title=f"{name}, {run.config.get('depth', '?')} layers, seed {seed}",
         status=run.status,
         headline=_headline(run),
-        quality_rows=quality,
-        loss_figures=loss_figures(arms),
-        cost={key.replace("_", " "): big(value, "B" if "memory" in key else "") for key, value in record.cost.items()},
-        geometry=[f for f in depth if f not in diagnostics],
-        moved_columns=moved_columns,
-        moved_rows=moved_rows,
-        diagnostics=diagnostics,
-        limits=list(run.notes) or ["none recorded"],
-        reproduce=to_toml(run.config) + "\n# thalweg train CONFIG.toml",
-        provenance={**{k: str(v) for k, v in run.provenance.items()}, "versions": ", ".join(f"{k} {v}" for k, v in run.versions.items())},
-        citations="\n\n".join(citations) or "none",
+        quality=_quality(record),
+        cost={k.replace("_", " "): big(v, UNITS.get(k, "")) for k, v in record.cost.items()},
+        training=training_figures(arms),
+        introduction=INTRODUCTION,
+        geometry=geometry(arms),
+        moved=moved_table(arms),
+        scalars=scalar_table(arms),
+        limits=limits or ["None recorded."],
+        config=to_toml(run.config),
+        provenance={
+            "started": run.record.get("started") or NONE,
+            "ended": run.record.get("ended") or NONE,
+            **provenance.machine([record]),
+        },
+        citations="\n\n".join(citations),
     )
 
 
+def _quality(record: RunRecord) -> Table:
+    """The last value of what was evaluated, then the nulls of the data."""
+    rows = [
+        (key, number(series[-1][1], 5), record.units.get(key) or NONE, number(series[-1][0]))
+        for key, series in sorted(record.metrics.items())
+        if series and key.startswith(SHOWN)
+    ]
+    for name, (loss, bits) in nulls_of({"": [record]}).items():
+        rows += [
+            (f"null: {name}", number(value, 5), unit, NONE)
+            for value, unit in ((loss, "nats/token"), (bits, "bits/byte"))
+            if value is not None
+        ]
+    return Table(("measure", "value", "unit", "step"), rows)
+
+
 def _headline(run: RunFolder) -> str:
-    loss = run.result.get("final_loss")
+    result = run.result
+    loss, step = result.get("final_loss"), result.get("step")
     if run.status == "done" and loss is not None:
-        return f"validation loss {number(loss, 5)} nats/token after {number(run.result.get('step'))} steps."
-    return f"{run.result.get('reason') or 'it has not ended'} (step {number(run.result.get('step'))} of {number(run.result.get('steps'))})."
+        return f"validation loss {number(loss, 5)} nats/token after {number(step)} steps."
+    if step is None:
+        last = max((steps[-1][0] for steps in run.series().values() if steps), default=None)
+        return "it has not ended" + (f"; the last step logged is {number(last)}." if last is not None else ".")
+    return f"{result.get('reason') or 'no reason recorded'} (step {number(step)} of {number(result.get('steps'))})."

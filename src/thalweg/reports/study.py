@@ -4,25 +4,39 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from thalweg.reports import page
+from thalweg.reports import page, provenance
+from thalweg.reports.curves import Arms, training_figures
+from thalweg.reports.depth import INTRODUCTION, geometry
 from thalweg.reports.figures import Effect, Figure, effects
-from thalweg.reports.sections import Arms, depth_figures, loss_figures, moved_table
-from thalweg.reports.text import big, mean_sd, number
+from thalweg.reports.tables import (
+    Table,
+    cost_table,
+    moved_table,
+    record_table,
+    scalar_table,
+    scale_of,
+    tuning_table,
+)
+from thalweg.reports.text import NONE, counted, listed, number
 from thalweg.studies.judging import StudyVerdict, Verdict
 from thalweg.studies.plan import Plan
 from thalweg.studies.store import RunRecord
 
-HEADLINES = {
+SEVERAL = {
     "supported": "every primary hypothesis lies beyond its margin.",
     "refuted": "at least one primary hypothesis is excluded by its interval.",
-    "inconclusive": "the data cannot decide at least one primary hypothesis.",
-    "void": "no verdict: the protocol is not fulfilled.",
+    "inconclusive": "the data cannot decide every primary hypothesis.",
 }
+DEMO = "demo: too small to judge"
 
 
 @dataclass(frozen=True)
 class StudyRecords:
-    """Everything a study report is made from; no model and no data is opened."""
+    """Everything a study report is made from; no model and no data is opened.
+
+    runs: arm -> seed -> record, of those that exist. tuning: arm -> learning rate -> final loss; rates: arm -> the one
+    chosen. deviations: of the code from its sources, one line each. citations: BibTeX entries.
+    """
 
     plan: Plan
     scale: str
@@ -35,14 +49,12 @@ class StudyRecords:
     plan_text: str = ""
     plan_path: str = ""
     citations: Sequence[str] = ()
+    deviations: Sequence[str] = ()
 
 
 def write_study_report(records: StudyRecords, path: str | Path) -> Path:
     """Write the report of a study to ``path``. Raises: InputError (disk full, no permission)."""
-    arms: Arms = {arm: [by_seed[s] for s in sorted(by_seed)] for arm, by_seed in records.runs.items() if by_seed}
-    moved_columns, moved_rows = moved_table(arms)
-    depth = depth_figures(arms)
-    diagnostics = [f for f in depth if f.title.startswith(("Gradient", "Distance"))]
+    arms: Arms = {arm: [found[seed] for seed in sorted(found)] for arm, found in records.runs.items() if found}
     plan, verdict = records.plan, records.verdict
     return page.write(
         path,
@@ -54,172 +66,150 @@ def write_study_report(records: StudyRecords, path: str | Path) -> Path:
         locked=records.locked,
         plan_hash=verdict.plan_hash,
         status=verdict.status,
-        headline=_headline(verdict),
+        headline=headline(verdict),
         question=plan.question,
         verdicts=[_row(v, plan) for v in verdict.verdicts],
         effects=_effects(verdict),
-        notes=[*verdict.notes, f"Correction over the primary hypotheses: {plan.multiplicity}, alpha {plan.alpha:g}."],
-        cost_columns=COST_COLUMNS,
-        cost_rows=_cost_rows(arms, plan),
-        cost_note=COST_NOTE,
-        loss_figures=loss_figures(arms),
-        geometry=[f for f in depth if f not in diagnostics],
-        moved_columns=moved_columns,
-        moved_rows=moved_rows,
-        diagnostics=diagnostics,
-        tuning_columns=("arm", "chosen", "final loss by rate"),
-        tuning_rows=_tuning_rows(records),
+        values=_values(verdict),
+        notes=_notes(verdict, plan),
+        cost=cost_table(arms, {name: arm.role for name, arm in plan.arms.items()}),
+        training=training_figures(arms),
+        introduction=INTRODUCTION,
+        geometry=geometry(arms, {h.measure for h in plan.hypotheses}),
+        moved=moved_table(arms),
+        scalars=scalar_table(arms),
+        tuning=tuning_table(records.tuning, records.rates),
         limits=_limits(records, arms),
         reproduce=_reproduce(records),
         plan_text=records.plan_text,
         provenance=_provenance(records, arms),
-        record_columns=("arm", "seed", "status", "final loss", "fingerprint"),
-        record_rows=[
-            (arm, str(r.seed), r.status, number(r.last("val/loss")), r.fingerprint[:16]) for arm, found in arms.items() for r in found
-        ],
-        citations="\n\n".join(records.citations) or "none",
+        records=record_table(arms),
+        citations="\n\n".join(records.citations),
+        source=plan.source,
     )
 
 
-def _headline(verdict: StudyVerdict) -> str:
+def headline(verdict: StudyVerdict) -> str:
+    """The sentence beside the status."""
+    primary = [v for v in verdict.verdicts if v.primary] or list(verdict.verdicts)
+    if verdict.status == "void":
+        reasons = sorted({v.reason for v in verdict.verdicts if v.status == "void"})
+        why = listed(reasons, 3) or "no hypothesis can be judged at this scale"
+        return f"no verdict, the protocol is not fulfilled: {why}."
     if verdict.kind == "demo":
-        return "demo: too small to judge."
-    reasons = {v.reason for v in verdict.verdicts if v.status == "void"}
-    return HEADLINES[verdict.status] + (f" {'; '.join(sorted(reasons))}." if reasons else "")
+        return f"{DEMO}."
+    if len(primary) == 1 and (only := primary[0]).statistics is not None:
+        return f"{only.statement} ({_found(only)})."
+    if len(primary) == 1:
+        return f"{primary[0].statement}: {primary[0].reason}."
+    counts = [(s, sum(v.status == s for v in primary)) for s in SEVERAL]
+    return f"{SEVERAL[verdict.status]} Of {len(primary)}: {', '.join(f'{n} {s}' for s, n in counts if n)}."
+
+
+def _found(v: Verdict) -> str:
+    s, unit = v.statistics, f" {v.unit}" if v.unit else ""
+    if s is None or v.interval is None:
+        return "no estimate"
+    low, high = map(number, v.interval)
+    return f"{number(v.estimate)}{unit}, {s.level:.1%} interval {low} to {high}, margin {v.margin:g}, {counted(s.n, 'pair')}"
 
 
 def _row(v: Verdict, plan: Plan) -> dict:
-    hypothesis = next(h for h in plan.hypotheses if h.id == v.hypothesis)
-    terms = " ".join(f"{'+' if w > 0 else '−'} {'' if abs(w) == 1 else format(abs(w), 'g') + ' '}{arm}" for arm, w in hypothesis.contrast.items())
+    contrast = next((h.contrast for h in plan.hypotheses if h.id == v.hypothesis), {})
+    terms = " ".join(
+        f"{'−' if w < 0 else '+'} {'' if abs(w) == 1 else f'{abs(w):g} × '}{arm}" for arm, w in contrast.items()
+    )
     s = v.statistics
     return {
         "id": v.hypothesis,
         "primary": v.primary,
         "statement": v.statement,
-        "measure": f"{v.measure}{', ' + v.unit if v.unit else ''}",
+        "measure": f"{v.measure}{f' [{v.unit}]' if v.unit else ''}",
         "contrast": terms.removeprefix("+ "),
         "status": v.status,
         "reason": v.reason,
         "estimate": number(v.estimate),
-        "interval": "–" if v.interval is None or s is None else f"{number(v.interval[0])} to {number(v.interval[1])} ({s.level:.1%})",
+        "interval": NONE if v.interval is None else f"{number(v.interval[0])} to {number(v.interval[1])}",
+        "level": NONE if s is None else f"{s.level:.1%}",
         "margin": f"{'>' if v.direction == 'greater' else '<'} {v.margin:g}",
-        "pairs": "–" if s is None else str(s.n),
-        "sign_flip": "–" if s is None else f"{number(s.sign_flip, 3)} (least {number(s.smallest_sign_flip, 3)})",
+        "pairs": NONE if s is None else str(s.n),
+        "sign_flip": NONE if s is None else number(s.sign_flip, 3),
+        "least": "" if s is None else f"least possible {number(s.smallest_sign_flip, 3)}",
     }
 
 
 def _effects(verdict: StudyVerdict) -> Figure | None:
     rows = [
-        Effect(f"{v.hypothesis} ({v.direction} than the margin)", v.estimate, *v.interval, v.margin, list(v.values.values()), v.unit, v.status)
+        Effect(v.hypothesis, v.estimate, *v.interval, v.margin, v.direction, list(v.values.values()), v.unit, v.status)
         for v in verdict.verdicts
         if v.statistics is not None and v.estimate is not None and v.interval is not None
     ]
-    caption = "Diamond: mean contrast; bar: interval; dots: one per seed; dashed: the margin; thin line: zero."
+    caption = (
+        "Diamond: mean contrast; bar: its interval; dots: one for each seed; dashed: the margin; solid: zero; shaded: where "
+        "the statement holds. Green: supported, orange: refuted."
+    )
     return effects("Effects against their margins", rows, caption) if rows else None
 
 
-COST_COLUMNS = (
-    "arm",
-    "final loss [nats/token]",
-    "bits/byte",
-    "parameters",
-    "of the connection",
-    "FLOPs/token (training)",
-    "tokens/s",
-    "peak memory",
-    "tokens",
-    "diverged",
-)
-COST_NOTE = (
-    "Loss: mean ± standard deviation over seeds that did not diverge. Tokens per second and peak memory are those of this machine, with whatever ran "
-    "beside; compare them within this table only. The last rows are nulls: a model below them has learned something."
-)
+def _values(verdict: StudyVerdict) -> Table | None:
+    """What the contrasts were made from: the value of every arm on every seed."""
+    seeds = sorted({seed for v in verdict.verdicts for found in v.arms.values() for seed in found})
+    rows = [
+        (v.hypothesis, arm, *(number(found.get(seed), 6) for seed in seeds))
+        for v in verdict.verdicts
+        for arm, found in v.arms.items()
+    ]
+    return Table(("hypothesis", "arm", *(f"seed {seed}" for seed in seeds)), rows) if seeds else None
 
 
-def _cost_rows(arms: Arms, plan: Plan) -> list[tuple[str, ...]]:
-    rows = []
-    for arm, records in arms.items():
-        done = [r for r in records if r.status == "done"]
-
-        def every(name: str, found: Sequence[RunRecord] = records) -> list[float]:
-            return [r.cost[name] for r in found if r.cost.get(name) is not None]
-
-        def middle(values: list[float]) -> float | None:
-            return sorted(values)[len(values) // 2] if values else None
-
-        role = plan.arms[arm].role if arm in plan.arms else ""
-        rows.append(
-            (
-                f"{arm}{f' ({role})' if role and role != 'treatment' else ''}",
-                mean_sd([v for r in done if (v := r.last("val/loss")) is not None]),
-                mean_sd([v for r in done if (v := r.last("val/bits_per_byte")) is not None]),
-                big(middle(every("parameters"))),
-                big(middle(every("connection_parameters"))),
-                big(middle(every("flops_per_token"))),
-                number(middle(every("tokens_per_second")), 3),
-                big(middle(every("peak_memory")), "B"),
-                big(middle(every("tokens"))),
-                f"{len(records) - len(done)} of {len(records)}",
-            )
-        )
-    nulls = next((r.nulls for records in arms.values() for r in records if r.nulls), {})
-    names = {"unigram_entropy": "null: unigram entropy", "xz_bits_per_byte": "null: xz", "uniform": "null: uniform", "chance": "null: chance"}
-    for key, label in names.items():
-        if key in nulls:
-            loss, bits = ("–", number(nulls[key])) if key.endswith("byte") else (number(nulls[key]), "–")
-            rows.append((label, loss, bits, *("–" for _ in COST_COLUMNS[3:])))
-    return rows
-
-
-def _tuning_rows(records: StudyRecords) -> list[tuple[str, str, str]]:
+def _notes(verdict: StudyVerdict, plan: Plan) -> list[str]:
+    primary = sum(v.primary for v in verdict.verdicts)
+    correction = "none" if plan.multiplicity == "none" else plan.multiplicity.capitalize()
     return [
-        (arm, number(records.rates.get(arm)), "; ".join(f"{rate:g}: {number(loss)}" for rate, loss in sorted(losses.items())))
-        for arm, losses in records.tuning.items()
-        if losses
+        *(f"{note[:1].upper()}{note[1:]}." for note in verdict.notes),
+        f"Correction over {counted(primary, 'primary hypothesis').replace('hypothesiss', 'hypotheses')}: {correction}, alpha {plan.alpha:g}.",
     ]
 
 
 def _limits(records: StudyRecords, arms: Arms) -> list[str]:
-    plan = records.plan
+    plan, every = records.plan, [(arm, r) for arm, found in arms.items() for r in found]
     found = [f"Deviation: {text}" for text in plan.deviations] + [f"Our choice: {text}" for text in plan.choices]
     found += [f"{name}: {arm.note}" for name, arm in plan.arms.items() if arm.note]
+    found += records.deviations
     found += [f"Rule for divergence applied: {text}" for v in records.verdict.verdicts for text in v.substituted]
-    found += [f"{arm} seed {r.seed}: diverged at step {r.result.get('step')}: {r.result.get('reason')}" for arm, found_ in arms.items() for r in found_ if r.status == "diverged"]
-    found += sorted({f"{arm}: {note}" for arm, found_ in arms.items() for r in found_ for note in r.notes})
-    found.append(f"Everything here holds at this scale only: {describe_scale(arms)}.")
-    return found
+    found += [
+        f"{arm} seed {r.seed} diverged at step {number(r.result.get('step'))}: {r.result.get('reason') or 'no reason recorded'}"
+        for arm, r in every
+        if r.status == "diverged"
+    ]
+    found += sorted({f"{arm}: {note}" for arm, r in every for note in r.notes})
+    found += sorted({f"Data: {note}" for _, r in every for note in data_notes(r)})
+    expected = {(arm, seed) for arm in plan.arms_at(records.scale) for seed in plan.at(records.scale).seeds}
+    if missing := sorted(expected - {(arm, r.seed) for arm, r in every}):
+        found.append(
+            f"{len(missing)} of {len(expected)} runs are missing: {listed(f'{a} seed {s}' for a, s in missing)}."
+        )
+    return [*dict.fromkeys(found), f"Everything here holds at this scale only: {scale_of(arms)}."]
 
 
-def describe_scale(arms: Arms) -> str:
-    """Depth, width, length and tokens of the runs, in words."""
-    configs = [r.config for records in arms.values() for r in records]
-    if not configs:
-        return "no run yet"
-    first = configs[0]
-    tokens = [r.cost.get("tokens", 0) for records in arms.values() for r in records]
-    return (
-        f"{first.get('depth')} layers, width {first.get('width', 'by depth')}, sequences of {first.get('sequence_length')} tokens, "
-        f"{big(max(tokens))} training tokens on {first.get('data')}"
-    )
+def data_notes(record: RunRecord) -> list[str]:
+    """What the data said of itself (cut, filtered ...)."""
+    data = record.result.get("data")
+    notes = data.get("notes") if isinstance(data, Mapping) else None
+    return [str(note) for note in notes] if isinstance(notes, list | tuple) else []
 
 
 def _reproduce(records: StudyRecords) -> str:
     plan, scale = records.plan_path or f"{records.plan.name}.toml", records.scale
-    return "\n".join(
-        f"thalweg study {verb} {plan} --scale {scale}" for verb in ("check", "lock", "run", "verdict")
-    ) + f"\nthalweg report {plan} --scale {scale} -o report.html"
+    verbs = [f"thalweg study {verb} {plan} --scale {scale}" for verb in ("check", "lock", "run", "verdict")]
+    return "\n".join([*verbs, f"thalweg report {plan} --scale {scale} -o report.html"])
 
 
 def _provenance(records: StudyRecords, arms: Arms) -> dict[str, str]:
     runs = [r for found in arms.values() for r in found]
-    machines = sorted({", ".join(f"{k} {v}" for k, v in r.provenance.items() if isinstance(v, str | int | float)) for r in runs})
-    versions = sorted({", ".join(f"{k} {v}" for k, v in r.versions.items()) for r in runs})
-    data = sorted({f"{r.result.get('data', {}).get('name', '?')} {str(r.result.get('data', {}).get('fingerprint', ''))[:16]}" for r in runs})
     return {
         "plan hash": records.verdict.plan_hash,
         "locked": f"{records.locked} by thalweg {records.version}" if records.locked else "not locked",
-        "records": f"{len(runs)} runs",
-        "data": "; ".join(data) or "–",
-        "machine": " | ".join(machines) or "–",
-        "versions": " | ".join(versions) or "–",
+        "records": counted(len(runs), "run"),
+        **provenance.machine(runs),
     }

@@ -15,7 +15,7 @@ from thalweg.reports.text import clean
 COLOURS = 7  # classes c0 to c6 of the style sheet
 DASHES = ("", "7 3", "2 2.5")  # tell the 8th from the 1st colour
 START, NULL = "1.5 3", "5 4"
-MARKS = ("circle", "square", "triangle", "diamond", "cross", "down", "bar")
+MARKS = ("circle", "square", "triangle", "diamond", "star", "down", "bar")
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,7 @@ def _mark(x: float, y: float, shape: str, r: float) -> str:
         "square": ((-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)),
         "triangle": ((0, -1.25), (1.15, 0.85), (-1.15, 0.85)),
         "diamond": ((0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)),
-        "cross": ((-1.3, -0.35), (-0.35, -0.35), (-0.35, -1.3), (0.35, -1.3), (0.35, -0.35), (1.3, -0.35))
-        + ((1.3, 0.35), (0.35, 0.35), (0.35, 1.3), (-0.35, 1.3), (-0.35, 0.35), (-1.3, 0.35)),
+        "star": ((0, -1.5), (0.45, -0.45), (1.5, 0), (0.45, 0.45), (0, 1.5), (-0.45, 0.45), (-1.5, 0), (-0.45, -0.45)),
         "down": ((0, 1.25), (1.15, -0.85), (-1.15, -0.85)),
         "bar": ((-0.5, -1.3), (0.5, -1.3), (0.5, 1.3), (-0.5, 1.3)),
     }[shape]

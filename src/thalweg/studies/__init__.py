@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 from thalweg.studies.plan import Arm, Hypothesis, Match, Plan, Scale, load
 
 if TYPE_CHECKING:
+    from thalweg.studies.judging import StudyVerdict
     from thalweg.studies.locking import Lock
     from thalweg.studies.runner import Study
-    from thalweg.studies.judging import StudyVerdict
 
 
 def study(plan_path: str | Path, scale: str, **where) -> "Study":
@@ -24,7 +24,9 @@ def lock(study: "Study") -> "Lock":
     from thalweg.studies.check import check
 
     checked = check(study.plan, study.scale_name).require()
-    return locks.write(study.path, study.scale_name, study.lock_tables(), {p.hypothesis: p.result.power for p in checked.powers})
+    return locks.write(
+        study.path, study.scale_name, study.lock_tables(), {p.hypothesis: p.result.power for p in checked.powers}
+    )
 
 
 def run(study: "Study", **options) -> int:
@@ -41,7 +43,9 @@ def verdict(study: "Study") -> "StudyVerdict":
     from thalweg.studies.judging import judge
 
     try:
-        void = locks.differences(study.plan, study.scale_name, study.lock_tables(), locks.read(study.path, study.scale_name))
+        void = locks.differences(
+            study.plan, study.scale_name, study.lock_tables(), locks.read(study.path, study.scale_name)
+        )
     except InputError as error:
         void = [str(error)]
     return judge(study.plan, study.scale_name, study.records(), void=void, edges=study.edges())

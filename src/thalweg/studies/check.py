@@ -73,7 +73,9 @@ def check(plan: Plan, scale: str, simulations: int = 20_000) -> Check:
         if len(chosen.seeds) < LEAST_SEEDS:
             problems.append(f"a confirmatory plan needs at least {LEAST_SEEDS} seeds, got {len(chosen.seeds)}")
         if plan.multiplicity == "none" and len(primary) > 1:
-            problems.append(f"{len(primary)} primary hypotheses need a correction; set multiplicity to holm or bonferroni")
+            problems.append(
+                f"{len(primary)} primary hypotheses need a correction; set multiplicity to holm or bonferroni"
+            )
         if not primary:
             problems.append("a confirmatory plan needs a primary hypothesis")
     elif chosen.kind == "exploratory":
@@ -82,7 +84,9 @@ def check(plan: Plan, scale: str, simulations: int = 20_000) -> Check:
         remarks.append("demo: too small to judge")
     rates = chosen.learning_rates
     if rates and (len(rates) < 3 or list(rates) != sorted(set(rates)) or rates[0] <= 0):
-        problems.append(f"learning_rates needs at least 3 different positive values in ascending order, got {list(rates)}")
+        problems.append(
+            f"learning_rates needs at least 3 different positive values in ascending order, got {list(rates)}"
+        )
     if not rates and chosen.kind == "confirmatory":
         problems.append("a confirmatory plan chooses the learning rate of each arm from one grid; set learning_rates")
     return Check(

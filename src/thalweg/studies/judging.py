@@ -107,11 +107,17 @@ def judge(
     chosen, kind = plan.at(scale), plan.at(scale).kind
     found = [(h, _observations(h, chosen.seeds, runs)) for h in plan.hypotheses_at(scale)]
     first = {h.id: _blocked(h, seen, kind, void, edges) for h, seen in found}
-    tested = {h.id: paired(_signed(h, seen), margin=h.sign() * h.margin) for h, seen in found if first[h.id] is None and len(chosen.seeds) > 1}
+    tested = {
+        h.id: paired(_signed(h, seen), margin=h.sign() * h.margin)
+        for h, seen in found
+        if first[h.id] is None and len(chosen.seeds) > 1
+    }
     # The family is what the plan locked: a hypothesis that could not be tested still counts, with p = 1.
     family = [h.id for h, _ in found if h.primary]
     decisive = [tested[i].decisive_p if i in tested else 1.0 for i in family]
-    rates = dict(zip(family, levels(decisive, alpha=plan.alpha, method=plan.multiplicity), strict=True)) if family else {}
+    rates = (
+        dict(zip(family, levels(decisive, alpha=plan.alpha, method=plan.multiplicity), strict=True)) if family else {}
+    )
     verdicts = []
     for h, seen in found:
         status, reason = first[h.id] or ("inconclusive", "one seed decides nothing")
@@ -120,8 +126,12 @@ def judge(
             rate, is_open = rates.get(h.id, (plan.alpha, True))
             statistics = paired(_signed(h, seen), margin=h.sign() * h.margin, level=1 - rate)
             status, reason = _decide(statistics, is_open, kind)
-        elif first[h.id] is not None and first[h.id][0] == "inconclusive" and _complete(h, seen):
-            statistics = paired(_signed(h, seen), margin=h.sign() * h.margin, level=1 - plan.alpha) if len(chosen.seeds) > 1 else None
+        elif (first[h.id] or ("", ""))[0] == "inconclusive" and _complete(h, seen):
+            statistics = (
+                paired(_signed(h, seen), margin=h.sign() * h.margin, level=1 - plan.alpha)
+                if len(chosen.seeds) > 1
+                else None
+            )
         verdicts.append(_verdict(h, seen, status, reason, statistics))
     notes = [f"{len(chosen.seeds)} seeds: smallest two-sided sign-flip p is {2.0 ** (1 - len(chosen.seeds)):g}"]
     if kind == "demo":
@@ -129,19 +139,31 @@ def judge(
     return StudyVerdict(plan.name, scale, kind, plan.hash(), tuple(verdicts), tuple(notes))
 
 
-def _observations(h: Hypothesis, seeds: Sequence[int], runs: Mapping[str, Mapping[int, RunRecord]]) -> dict[str, dict[int, Observation | None]]:
+def _observations(
+    h: Hypothesis, seeds: Sequence[int], runs: Mapping[str, Mapping[int, RunRecord]]
+) -> dict[str, dict[int, Observation | None]]:
     return {
-        arm: {seed: observe(runs[arm][seed], h) if seed in runs.get(arm, {}) else None for seed in seeds} for arm in h.contrast
+        arm: {seed: observe(runs[arm][seed], h) if seed in runs.get(arm, {}) else None for seed in seeds}
+        for arm in h.contrast
     }
 
 
-def _blocked(h: Hypothesis, seen: Mapping[str, Mapping[int, Observation | None]], kind: str, void, edges) -> tuple[Status, str] | None:
+def _blocked(
+    h: Hypothesis,
+    seen: Mapping[str, Mapping[int, Observation | None]],
+    kind: str,
+    void: Sequence[str],
+    edges: Sequence[str],
+) -> tuple[Status, str] | None:
     """Why a hypothesis cannot be tested, or None."""
     if void:
         return "void", "; ".join(void)
-    missing = [f"{arm} seed {seed}" for arm, by_seed in seen.items() for seed, value in by_seed.items() if value is None]
+    missing = [
+        f"{arm} seed {seed}" for arm, by_seed in seen.items() for seed, value in by_seed.items() if value is None
+    ]
     if missing:
-        return "void", f"{len(missing)} of {sum(map(len, seen.values()))} runs are missing ({', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''})"
+        named = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
+        return "void", f"{len(missing)} of {sum(map(len, seen.values()))} runs are missing ({named})"
     if kind == "demo":
         return "inconclusive", "demo: too small to judge"
     every = [(arm, seed, o) for arm, by_seed in seen.items() for seed, o in by_seed.items() if o is not None]
@@ -162,7 +184,11 @@ def _blocked(h: Hypothesis, seen: Mapping[str, Mapping[int, Observation | None]]
 
 
 def _complete(h: Hypothesis, seen: Mapping[str, Mapping[int, Observation | None]]) -> bool:
-    return all(o is not None and o.value is not None and math.isfinite(o.value) for by_seed in seen.values() for o in by_seed.values())
+    return all(
+        o is not None and o.value is not None and math.isfinite(o.value)
+        for by_seed in seen.values()
+        for o in by_seed.values()
+    )
 
 
 def _contrast(h: Hypothesis, seen: Mapping[str, Mapping[int, Observation | None]]) -> dict[int, float]:
@@ -178,11 +204,17 @@ def _decide(statistics: Paired, is_open: bool, kind: str) -> tuple[Status, str]:
     where = f"{statistics.level:.1%} interval against the margin, {statistics.n} pairs"
     if is_open and statistics.low > statistics.margin:
         if kind == "exploratory":
-            return "inconclusive", f"the interval lies beyond the margin, but an exploratory plan supports nothing ({where})"
+            return (
+                "inconclusive",
+                f"the interval lies beyond the margin, but an exploratory plan supports nothing ({where})",
+            )
         return "supported", f"the interval lies beyond the margin ({where})"
     if is_open and statistics.high < statistics.margin:
         return "refuted", f"the interval excludes the minimum effect ({where})"
-    return "inconclusive", f"the interval holds the margin ({where})" if is_open else f"closed by the step-down correction ({where})"
+    return (
+        "inconclusive",
+        f"the interval holds the margin ({where})" if is_open else f"closed by the step-down correction ({where})",
+    )
 
 
 def _verdict(h: Hypothesis, seen, status: Status, reason: str, statistics: Paired | None) -> Verdict:
@@ -199,7 +231,13 @@ def _verdict(h: Hypothesis, seen, status: Status, reason: str, statistics: Paire
         values=_contrast(h, seen) if _complete(h, seen) else {},
         statistics=statistics,
         substituted=tuple(
-            f"{arm} seed {seed}: {o.reason}" for arm, by_seed in seen.items() for seed, o in by_seed.items() if o is not None and o.substituted
+            f"{arm} seed {seed}: {o.reason}"
+            for arm, by_seed in seen.items()
+            for seed, o in by_seed.items()
+            if o is not None and o.substituted
         ),
-        arms={arm: {s: o.value for s, o in by_seed.items() if o is not None and o.value is not None} for arm, by_seed in seen.items()},
+        arms={
+            arm: {s: o.value for s, o in by_seed.items() if o is not None and o.value is not None}
+            for arm, by_seed in seen.items()
+        },
     )

@@ -19,7 +19,9 @@ def find(plan: str | Path) -> Path:
     path = Path(plan)
     if path.suffix == ".toml" or path.exists():
         if not path.exists():
-            raise InputError(f"no such plan: {path}; `thalweg list plans` shows the shipped ones, `thalweg study new` writes one")
+            raise InputError(
+                f"no such plan: {path}; `thalweg list plans` shows the shipped ones, `thalweg study new` writes one"
+            )
         return path
     shipped = {p.stem: p for p in sorted(shipped_folder().glob("*.toml"))}
     if str(plan) not in shipped:
@@ -35,6 +37,11 @@ def rows() -> list[dict[str, str]]:
         table = config.read_toml(path)
         scales = ", ".join(table.get("scale", {}))
         found.append(
-            {"name": path.stem, "summary": f"{table.get('title', '')} [{scales}]", "source": table.get("source", ""), "path": str(path)}
+            {
+                "name": path.stem,
+                "summary": f"{table.get('title', '')} [{scales}]",
+                "source": table.get("source", ""),
+                "path": str(path),
+            }
         )
     return found

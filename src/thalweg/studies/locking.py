@@ -50,8 +50,12 @@ def write(plan_path: str | Path, scale: str, arms: dict[str, dict[str, Any]], po
         old = read(plan_path, scale)
         if not differences(plan, scale, arms, old):
             return old
-        raise InputError(f"{path} locks another version of this plan; runs may rest on it: give the changed plan a new name")
-    atomic_write_text(path, jsonl.encode({"schema": LOCK_SCHEMA, "kind": "plan-lock", **lock.__dict__}, indent=1) + "\n")
+        raise InputError(
+            f"{path} locks another version of this plan; runs may rest on it: give the changed plan a new name"
+        )
+    atomic_write_text(
+        path, jsonl.encode({"schema": LOCK_SCHEMA, "kind": "plan-lock", **lock.__dict__}, indent=1) + "\n"
+    )
     return lock
 
 
@@ -59,7 +63,9 @@ def read(plan_path: str | Path, scale: str) -> Lock:
     """Read the lock of a plan. Raises: InputError if there is none, CheckpointError if it is broken."""
     path = path_of(plan_path, scale)
     if not path.exists():
-        raise InputError(f"{Path(plan_path).name} is not locked at scale {scale}; run: thalweg study lock {plan_path} --scale {scale}")
+        raise InputError(
+            f"{Path(plan_path).name} is not locked at scale {scale}; run: thalweg study lock {plan_path} --scale {scale}"
+        )
     table = jsonl.read_object(path, "plan lock")
     jsonl.check_schema(table.get("schema"), LOCK_SCHEMA, str(path), "plan lock")
     try:
@@ -75,7 +81,9 @@ def differences(plan: Plan, scale: str, arms: dict[str, dict[str, Any]], lock: L
         found.append("the plan was edited after it was locked")
     changed = sorted(name for name in arms.keys() | lock.arms.keys() if not _agree(arms.get(name), lock.arms.get(name)))
     if changed and not found:
-        found.append(f"this version of the package resolves {', '.join(changed)} differently than thalweg {lock.version} did at the lock")
+        found.append(
+            f"this version of the package resolves {', '.join(changed)} differently than thalweg {lock.version} did at the lock"
+        )
     return found
 
 

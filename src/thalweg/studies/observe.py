@@ -65,8 +65,9 @@ def by_depth(profile: dict[int, float], at: str, who: str) -> float | None:
         except ValueError:
             raise InputError(f"hypothesis {who}: write layer:K with a number, got {at!r}") from None
     if at == "trend":
-        return float(stats.spearmanr(layers, values).statistic) if len(set(values)) > 1 else 0.0
-    simple = {"last": values[-1], "final": values[-1], "first": values[0], "mean": sum(values) / len(values), "min": min(values), "max": max(values)}
+        return float(stats.spearmanr(layers, values)[0]) if len(set(values)) > 1 else 0.0
+    simple = {"last": values[-1], "final": values[-1], "first": values[0], "min": min(values), "max": max(values)}
+    simple["mean"] = sum(values) / len(values)
     if at not in simple:
         raise InputError(f"hypothesis {who}: at must be one of {', '.join(simple)}, trend or layer:K, got {at!r}")
     return simple[at]

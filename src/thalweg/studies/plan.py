@@ -107,7 +107,9 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.schema != PLAN_SCHEMA:
-            raise InputError(f"plan schema must be {PLAN_SCHEMA}, got {self.schema}; this version of thalweg cannot read the plan")
+            raise InputError(
+                f"plan schema must be {PLAN_SCHEMA}, got {self.schema}; this version of thalweg cannot read the plan"
+            )
         if not 0 < self.alpha < 1:
             raise InputError(f"alpha must lie between 0 and 1, got {self.alpha}")
         for what, table in (("scale", self.scale), ("arms", self.arms), ("hypotheses", self.hypotheses)):
@@ -128,12 +130,18 @@ class Plan:
                     raise InputError(f"arms.{name}.match names exactly one of parameters and flops, got {len(targets)}")
                 self._known_arm(targets[0], f"arm in arms.{name}.match:")
                 if self.arms[targets[0]].match is not None:
-                    raise InputError(f"arms.{name} is matched to {targets[0]!r}, which is matched itself; match to an arm of fixed size")
+                    raise InputError(
+                        f"arms.{name} is matched to {targets[0]!r}, which is matched itself; match to an arm of fixed size"
+                    )
         for name, scale in self.scale.items():
             if len(set(scale.seeds)) < max(len(scale.seeds), 1):
-                raise InputError(f"scale.{name}.seeds must be different integers, at least one, got {list(scale.seeds)}")
+                raise InputError(
+                    f"scale.{name}.seeds must be different integers, at least one, got {list(scale.seeds)}"
+                )
             if scale.learning_rates and scale.tuning_seed in scale.seeds:
-                raise InputError(f"scale.{name}: tuning_seed {scale.tuning_seed} is one of the seeds; learning rates need a separate seed")
+                raise InputError(
+                    f"scale.{name}: tuning_seed {scale.tuning_seed} is one of the seeds; learning rates need a separate seed"
+                )
             for arm in scale.arms:
                 self._known_arm(arm, f"arm in scale.{name}.arms:")
 
@@ -164,7 +172,9 @@ class Plan:
 
 def digest(value: Any) -> str:
     """SHA-256 of plain values in canonical JSON."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    ).hexdigest()
 
 
 def load(path: str | Path) -> Plan:

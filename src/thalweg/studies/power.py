@@ -22,7 +22,9 @@ class Power:
     simulations: int
 
 
-def simulate(*, effect: float, sd: float, margin: float, pairs: int, alpha: float, simulations: int = 20_000, seed: int = 0) -> Power:
+def simulate(
+    *, effect: float, sd: float, margin: float, pairs: int, alpha: float, simulations: int = 20_000, seed: int = 0
+) -> Power:
     """Power of the paired t-interval with a margin, by simulation of normal differences.
 
     effect, margin, sd: in the unit of the measure, signed so that the expected direction is positive; sd is that of one paired

@@ -29,7 +29,9 @@ def resolve(plan: Plan, scale: str, vocab_size: Callable[[TrainConfig], int]) ->
         if match is not None:
             target = match.parameters or match.flops
             base = found[target] if target in found else _single(plan, scale, str(target), plan.arms[str(target)])
-            found[name] = _matched(found[name], base, "parameters" if match.parameters else "flops", match.by, vocab_size)
+            found[name] = _matched(
+                found[name], base, "parameters" if match.parameters else "flops", match.by, vocab_size
+            )
     return found
 
 
@@ -37,22 +39,30 @@ def _single(plan: Plan, scale: str, name: str, arm: Arm) -> TrainConfig:
     table = config.merge(config.merge(plan.train, plan.at(scale).train), arm.train)
     for key in ("connection", "connection_options", "seed"):
         if key in table:
-            raise InputError(f"arm {name}: {key} does not belong into a training table of a plan; arms and seeds say it")
+            raise InputError(
+                f"arm {name}: {key} does not belong into a training table of a plan; arms and seeds say it"
+            )
     try:
         return from_table({**table, "connection": arm.connection, "connection_options": arm.options})
     except InputError as error:
         raise InputError(f"arm {name}: {error}") from error
 
 
-def _matched(own: TrainConfig, target: TrainConfig, what: str, by: Literal["ffn_width", "width"], vocab_size: Callable[[TrainConfig], int]) -> TrainConfig:
+def _matched(
+    own: TrainConfig,
+    target: TrainConfig,
+    what: str,
+    by: Literal["ffn_width", "width"],
+    vocab_size: Callable[[TrainConfig], int],
+) -> TrainConfig:
     from thalweg.models.matching import match_flops, match_parameters
 
     vocab, length = vocab_size(target), own.sequence_length
     mine, theirs = own.decoder(vocab), target.decoder(vocab)
-    if what == "parameters":
-        made = match_parameters(mine, theirs, adjust=by)
-    else:
-        made = match_flops(mine, theirs, length=length, adjust=by)
+    same_size = what == "parameters"
+    made = (
+        match_parameters(mine, theirs, adjust=by) if same_size else match_flops(mine, theirs, length=length, adjust=by)
+    )
     return dataclasses.replace(own, width=made.width, heads=made.heads, ffn_width=made.ffn_width)
 
 

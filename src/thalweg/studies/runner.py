@@ -39,7 +39,9 @@ class Job:
 
     @property
     def name(self) -> str:
-        return f"{self.arm} lr {self.config.lr:g}" if self.purpose == "tuning" else f"{self.arm} seed {self.config.seed}"
+        return (
+            f"{self.arm} lr {self.config.lr:g}" if self.purpose == "tuning" else f"{self.arm} seed {self.config.seed}"
+        )
 
 
 class Study:
@@ -48,7 +50,14 @@ class Study:
     records: folder of committed records (default: ``records/`` beside the plan). workspace: folder of run folders, not committed.
     """
 
-    def __init__(self, plan_path: str | Path, scale: str, *, records: str | Path | None = None, workspace: str | Path = "runs/studies"):
+    def __init__(
+        self,
+        plan_path: str | Path,
+        scale: str,
+        *,
+        records: str | Path | None = None,
+        workspace: str | Path = "runs/studies",
+    ):
         self.path = Path(plan_path)
         self.plan: Plan = load(self.path)
         self.scale_name, self.scale = scale, self.plan.at(scale)
@@ -126,7 +135,9 @@ def run(study: Study, *, jobs: int = 1, say: Say = lambda line: None, limit: int
     jobs: processes side by side, each with the threads that the plan fixes.
     Raises: InputError if the plan is not locked or was changed; Interrupted after Ctrl-C.
     """
-    changed = locks.differences(study.plan, study.scale_name, study.lock_tables(), locks.read(study.path, study.scale_name))
+    changed = locks.differences(
+        study.plan, study.scale_name, study.lock_tables(), locks.read(study.path, study.scale_name)
+    )
     if changed:
         raise InputError(f"{study.path.name}: {'; '.join(changed)}; a changed plan needs a new name and a new lock")
     if jobs < 1:

@@ -47,7 +47,9 @@ def paired(values: Sequence[float], *, margin: float = 0.0, level: float = 0.95)
     if x.ndim != 1 or x.size < 2:
         raise InputError(f"a paired interval needs at least 2 seeds, got {x.size}")
     if not np.isfinite(x).all():
-        raise InputError("a paired interval needs finite values; a diverged arm must be given the value its rule states")
+        raise InputError(
+            "a paired interval needs finite values; a diverged arm must be given the value its rule states"
+        )
     if not 0 < level < 1:
         raise InputError(f"level must lie between 0 and 1, got {level}")
     n, mean, sd = x.size, float(x.mean()), float(x.std(ddof=1))
@@ -62,7 +64,9 @@ def paired(values: Sequence[float], *, margin: float = 0.0, level: float = 0.95)
     return Paired(mean, mean - half, mean + half, level, sd, n, margin, p_above, p_below, sign_flip(x), 2.0 ** (1 - n))
 
 
-def sign_flip(values: Sequence[float] | np.ndarray, *, most_exact: int = 16, draws: int = 20_000, seed: int = 0) -> float:
+def sign_flip(
+    values: Sequence[float] | np.ndarray, *, most_exact: int = 16, draws: int = 20_000, seed: int = 0
+) -> float:
     """Two-sided p of the sign-flip test of "the values are symmetric about zero".
 
     Exact over all 2^n sign patterns up to ``most_exact`` values, else ``draws`` random ones (with the observed pattern counted).

@@ -61,7 +61,11 @@ class RunRecord:
         Measures of states (those with a row at ``stream.end``): the state that enters each layer, and under the number of layers the one
         that leaves the last, before the final norm. Others: the mean over the sites of a layer.
         """
-        rows = [row for row in self.measures if row.measure == measure and row.layer is not None and row.site != "stream.left"]
+        rows = [
+            row
+            for row in self.measures
+            if row.measure == measure and row.layer is not None and row.site != "stream.left"
+        ]
         steps = {row.step for row in rows if row.step is not None}
         wanted = step if step is not None else max(steps, default=None)
         by_layer: dict[int, list[float]] = {}
@@ -89,7 +93,9 @@ class Store:
             return None
         record = read(path)
         if record.fingerprint != fingerprint or record.seed != seed:
-            raise CheckpointError(f"{path} belongs to another run (fingerprint {record.fingerprint[:12]}, seed {record.seed}); remove it")
+            raise CheckpointError(
+                f"{path} belongs to another run (fingerprint {record.fingerprint[:12]}, seed {record.seed}); remove it"
+            )
         return record
 
     def keep(self, run: RunFolder, fingerprint: str, label: str, seed: int) -> RunRecord:
@@ -131,7 +137,9 @@ def write(path: str | Path, record: RunRecord) -> None:
     lines = [jsonl.encode(head)]
     for name, series in record.metrics.items():
         steps, values = [s for s, _ in series], [float(f"{v:.9g}") for _, v in series]
-        lines.append(jsonl.encode({"series": name, "unit": record.units.get(name, ""), "steps": steps, "values": values}))
+        lines.append(
+            jsonl.encode({"series": name, "unit": record.units.get(name, ""), "steps": steps, "values": values})
+        )
     lines.extend(jsonl.encode(table) for table in _pack(record.measures))
     atomic_write_text(path, "".join(f"{line}\n" for line in lines))
 
@@ -170,7 +178,9 @@ def read(path: str | Path) -> RunRecord:
             tuple(head["notes"]),
         )
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} is a broken study record ({type(error).__name__}: {error}); remove it and run the study again") from None
+        raise CheckpointError(
+            f"{path} is a broken study record ({type(error).__name__}: {error}); remove it and run the study again"
+        ) from None
 
 
 PLACE = ("site", "layer", "branch")  # of a row; written as a number into a list of places, since measures share them
@@ -197,7 +207,10 @@ def _unpack(group: dict[str, Any], places: list[list[Any]]) -> list[Measurement]
     columns = {name: jsonl.numbers(group[name]) for name in _NUMBERS if name in group}
     shared = {k: jsonl.number(v) if k == "null" else v for k, v in group.items() if k not in ("at", *_NUMBERS)}
     rows = zip(group["at"], *columns.values(), strict=True)
-    return [Measurement(**shared, **dict(zip(PLACE, places[at], strict=True)), **dict(zip(columns, row, strict=True))) for at, *row in rows]
+    return [
+        Measurement(**shared, **dict(zip(PLACE, places[at], strict=True)), **dict(zip(columns, row, strict=True)))
+        for at, *row in rows
+    ]
 
 
 def _thin(series: list[tuple[int, float]]) -> list[tuple[int, float]]:

@@ -55,21 +55,27 @@ class Checkpoint:
         try:
             return torch.load(self.path / STATE, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError:
-            raise CheckpointError(f"{self.path / STATE} holds more than tensors and plain values; it is not loaded") from None
+            raise CheckpointError(
+                f"{self.path / STATE} holds more than tensors and plain values; it is not loaded"
+            ) from None
 
 
 def list_steps(folder: Path) -> list[int]:
     """Steps of the checkpoints in ``folder``, in order."""
     if not folder.is_dir():
         return []
-    return sorted(int(found.group(1)) for path in folder.iterdir() if path.is_dir() and (found := _NAME.fullmatch(path.name)))
+    return sorted(
+        int(found.group(1)) for path in folder.iterdir() if path.is_dir() and (found := _NAME.fullmatch(path.name))
+    )
 
 
 def path_of(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
-def save(folder: Path, step: int, *, weights: Mapping[str, Tensor], state: Mapping[str, Any], manifest: Mapping[str, Any]) -> Path:
+def save(
+    folder: Path, step: int, *, weights: Mapping[str, Tensor], state: Mapping[str, Any], manifest: Mapping[str, Any]
+) -> Path:
     """Write one checkpoint and drop those no longer needed. ``manifest["best_step"]`` names the best so far (it may be this one).
 
     Raises: CheckpointError when the disk refuses (full, read-only); the earlier checkpoints are then untouched.
@@ -90,10 +96,18 @@ def save(folder: Path, step: int, *, weights: Mapping[str, Tensor], state: Mappi
             _flush(path)
         temporary.rename(final)
         _flush(folder)
-    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors wrap what the disk says in their own
+    except (
+        OSError,
+        RuntimeError,
+        SafetensorError,
+    ) as error:  # torch and safetensors wrap what the disk says in their own
         shutil.rmtree(temporary, ignore_errors=True)
         kept = list_steps(folder)
-        intact = f"the checkpoint of step {kept[-1]} is intact; make room and resume" if kept else "make room and start again"
+        intact = (
+            f"the checkpoint of step {kept[-1]} is intact; make room and resume"
+            if kept
+            else "make room and start again"
+        )
         raise CheckpointError(f"the checkpoint {final} cannot be written: {error}; {intact}") from error
     _drop_old(folder)
     return final
@@ -119,7 +133,8 @@ def read(path: Path) -> Checkpoint:
     """Open the checkpoint at ``path`` and verify every file. Raises: CheckpointError for a missing, truncated or foreign one."""
     manifest = _read_manifest(path)
     try:
-        sums = dict(reversed(line.split("  ", 1)) for line in (path / SUMS).read_text(encoding="utf-8").splitlines())
+        lines = (path / SUMS).read_text(encoding="utf-8").splitlines()
+        sums = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
     except (OSError, ValueError):
         raise _damaged(path, f"{SUMS} is missing or unreadable") from None
     for name in (WEIGHTS, STATE, MANIFEST):
@@ -143,10 +158,20 @@ def check_fit(weights: Mapping[str, Tensor], model: nn.Module, source: Path) -> 
     """Raises: CheckpointError that names what is missing, left over or of another shape, in one line."""
     own = named_weights(model)
     missing, extra = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
-    shapes = [f"{name} {list(weights[name].shape)} for {list(own[name].shape)}" for name in own if name in weights and weights[name].shape != own[name].shape]
-    faults = [f"{what} {_some(names)}" for what, names in (("lacks", missing), ("has unknown", extra), ("has shapes", shapes)) if names]
+    shapes = [
+        f"{name} {list(weights[name].shape)} for {list(value.shape)}"
+        for name, value in own.items()
+        if name in weights and weights[name].shape != value.shape
+    ]
+    faults = [
+        f"{what} {_some(names)}"
+        for what, names in (("lacks", missing), ("has unknown", extra), ("has shapes", shapes))
+        if names
+    ]
     if faults:
-        raise CheckpointError(f"{source} does not fit this model: it {'; '.join(faults)}; use the configuration that it was trained with")
+        raise CheckpointError(
+            f"{source} does not fit this model: it {'; '.join(faults)}; use the configuration that it was trained with"
+        )
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: Path) -> None:
@@ -167,7 +192,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.get("kind") != KIND:
         raise CheckpointError(f"{path} is not a checkpoint of thalweg: its {MANIFEST} does not say kind {KIND!r}")
     if manifest.get("schema") != SCHEMA:
-        raise CheckpointError(f"{path} has schema {manifest.get('schema')}, this version reads {SCHEMA}; use the version that wrote it")
+        raise CheckpointError(
+            f"{path} has schema {manifest.get('schema')}, this version reads {SCHEMA}; use the version that wrote it"
+        )
     return manifest
 
 

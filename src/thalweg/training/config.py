@@ -148,7 +148,11 @@ class TrainConfig:
     def resolved_heads(self) -> int:
         """``heads``, or what the dial gives: the largest head size up to 64 (32 below a width of 256) that divides the width."""
         width = self.resolved_width
-        return self.heads if self.heads is not None else width // math.gcd(width, HEAD_SIZE if width >= 256 else HEAD_SIZE // 2)
+        return (
+            self.heads
+            if self.heads is not None
+            else width // math.gcd(width, HEAD_SIZE if width >= 256 else HEAD_SIZE // 2)
+        )
 
     def decoder(self, vocab_size: int, longest: int = 0) -> "DecoderConfig":
         """The configuration of the model for a task with ``vocab_size`` tokens and sequences of up to ``longest``.
@@ -173,7 +177,9 @@ class TrainConfig:
         }
         for key in self.model:
             if key in values:
-                raise InputError(f"model.{key} is set twice; write {key} at the top level only" if key != "vocab_size" else _VOCAB)
+                raise InputError(
+                    f"model.{key} is set twice; write {key} at the top level only" if key != "vocab_size" else _VOCAB
+                )
         allowed = [f.name for f in dataclasses.fields(DecoderConfig) if f.name not in values]
         for key in self.model:
             if key not in allowed:
@@ -184,7 +190,19 @@ class TrainConfig:
 
 
 _POSITIVE = (
-    *("depth", "width", "heads", "kv_heads", "ffn_width", "vocab_size", "sequence_length", "batch_size", "accumulation", "steps", "tokens"),
+    *(
+        "depth",
+        "width",
+        "heads",
+        "kv_heads",
+        "ffn_width",
+        "vocab_size",
+        "sequence_length",
+        "batch_size",
+        "accumulation",
+        "steps",
+        "tokens",
+    ),
     *("log_every", "eval_every", "eval_batches", "save_every", "measure_every", "diverge_patience", "threads"),
 )
 _RANGES = {
@@ -213,4 +231,8 @@ def changes(saved: Mapping[str, Any], now: TrainConfig) -> list[str]:
     """``key saved -> now`` for every field that must not change when a run is resumed."""
     plain = config.to_plain(now)
     keys = sorted((saved.keys() | plain.keys()) - set(FREE_AT_RESUME))
-    return [f"{key} {saved.get(key, 'unset')} -> {plain.get(key, 'unset')}" for key in keys if saved.get(key) != plain.get(key)]
+    return [
+        f"{key} {saved.get(key, 'unset')} -> {plain.get(key, 'unset')}"
+        for key in keys
+        if saved.get(key) != plain.get(key)
+    ]

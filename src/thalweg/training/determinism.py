@@ -3,10 +3,13 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 from thalweg.errors import InputError
+
+MEMORY: Any = torch.utils.deterministic  # its one attribute is a property of the module, which type checkers do not see
 
 
 def derive_seed(seed: int, purpose: int) -> int:
@@ -21,24 +24,26 @@ def reproducible(seed: int, device: torch.device, threads: int | None) -> Iterat
     Nothing in the package draws from the global state on purpose; whatever does (a third-party connection) is then seeded too.
     """
     if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with a fixed workspace
+        os.environ.setdefault(
+            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+        )  # cuBLAS is deterministic only with a fixed workspace
     before = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.utils.deterministic.fill_uninitialized_memory,
+        MEMORY.fill_uninitialized_memory,
         torch.get_num_threads(),
     )
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid; it costs a pass over each new tensor
+        MEMORY.fill_uninitialized_memory = False  # a debugging aid; it costs a pass over each new tensor
         if threads is not None:
             torch.set_num_threads(threads)
         try:
             yield
         finally:
             torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-            torch.utils.deterministic.fill_uninitialized_memory = before[2]
+            MEMORY.fill_uninitialized_memory = before[2]
             torch.set_num_threads(before[3])
 
 

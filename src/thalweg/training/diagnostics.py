@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.connections.base import Stream
+from thalweg.models.decoder import Decoder
 from thalweg.models.trace import StreamTrace
 from thalweg.records import Measurement
 from thalweg.training.optim import STREAM, layer_of
@@ -17,7 +18,9 @@ NORM_SLOTS = ("input_norm", "update_norm", "final_norm")
 def connection_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The stream's own parameters, without the norms that every connection has."""
     return {
-        name: p for name, p in model.named_parameters() if name.startswith(STREAM) and not any(slot in name.split(".") for slot in NORM_SLOTS)
+        name: p
+        for name, p in model.named_parameters()
+        if name.startswith(STREAM) and not any(slot in name.split(".") for slot in NORM_SLOTS)
     }
 
 
@@ -37,18 +40,23 @@ class Movement:
         parameters = connection_parameters(model)
         distance = norm(whole(p.detach()) - self.start[name] for name, p in parameters.items())
         size = norm(self.start.values())
-        values = {"moved/connection": distance, "gradient/connection": norm(p.grad for p in parameters.values()) / scale}
+        values = {
+            "moved/connection": distance,
+            "gradient/connection": norm(p.grad for p in parameters.values()) / scale,
+        }
         return values | ({"moved/connection_relative": distance / size} if size else {})
 
-    def by_layer(self, model: nn.Module, step: int) -> list[Measurement]:
+    def by_layer(self, model: Decoder, step: int) -> list[Measurement]:
         """One distance per layer, summed over its sites."""
-        layout = model.stream.layout  # pyright: ignore[reportAttributeAccessIssue]  # a decoder's stream
+        layout = model.stream.layout
         parts: dict[int, list[Tensor]] = {}
         for name, p in connection_parameters(model).items():
             owner = name.removeprefix(STREAM).split(".")
             if owner[0] == "sites":
                 parts.setdefault(layout[int(owner[1])].layer, []).append(whole(p.detach()) - self.start[name])
-        return [Measurement("connection_distance", norm(x), layer=layer, step=step) for layer, x in sorted(parts.items())]
+        return [
+            Measurement("connection_distance", norm(x), layer=layer, step=step) for layer, x in sorted(parts.items())
+        ]
 
 
 def gradient_by_layer(model: nn.Module, step: int, scale: float = 1.0) -> list[Measurement]:
@@ -58,15 +66,17 @@ def gradient_by_layer(model: nn.Module, step: int, scale: float = 1.0) -> list[M
         layer = layer_of(name)
         if layer is not None:
             parts.setdefault(layer, []).append(p.grad)
-    return [Measurement("weight_gradient_norm", norm(x) / scale, layer=layer, step=step) for layer, x in sorted(parts.items())]
+    return [
+        Measurement("weight_gradient_norm", norm(x) / scale, layer=layer, step=step)
+        for layer, x in sorted(parts.items())
+    ]
 
 
 @torch.no_grad()
 def stream_by_layer(stream: Stream, run: Callable[[StreamTrace], None], step: int) -> list[Measurement]:
     """Root mean square of the state after each layer on one batch; ``run`` calls the model on it with the trace that it is given."""
     trace = StreamTrace()
-    with torch.compiler.set_stance("force_eager"):  # a trace is filled as a side effect, which a compiled block may drop
-        run(trace)
+    run(trace)
     last = {record.site.layer: record.state_after for record in trace.records}
     return [
         Measurement("stream_rms", _rms(stream.observe(state)), layer=layer, step=step, split="valid")

@@ -84,7 +84,9 @@ class Engine:
         scored = [scored_tokens(batch["labels"]) for batch in batches]
         (total,) = self.ranks.sum(sum(scored), device=self.device)
         if not total:
-            raise InputError(f"a batch of {self.task.name} has no scored token (all labels are -100); nothing can be learned from it")
+            raise InputError(
+                f"a batch of {self.task.name} has no scored token (all labels are -100); nothing can be learned from it"
+            )
         nats = torch.zeros((), dtype=torch.float64, device=self.device)
         for micro, (batch, count) in enumerate(zip(batches, scored, strict=True)):
             with self.wrapped.backward_of(micro, len(batches) - 1):
@@ -141,7 +143,9 @@ class Engine:
         weights = saved.weights()
         checkpoint.check_fit(weights, self.model, saved.path)
         named = checkpoint.named_weights(self.model)
-        checkpoint.load_weights(self.model, {name: like(weights[name], target) for name, target in named.items()}, saved.path)
+        checkpoint.load_weights(
+            self.model, {name: like(weights[name], target) for name, target in named.items()}, saved.path
+        )
         self.optimizers.load_state_dict(state["optimizers"], saved.path)
         self.sampler.load_state_dict(state["sampler"])
         if self.ranks.rank < len(state["random"]):  # with more ranks than before the new ones keep their seed

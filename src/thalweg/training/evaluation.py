@@ -25,7 +25,11 @@ def unit_of(name: str) -> str:
 
 @torch.no_grad()
 def evaluate(
-    wrapped: Wrapped, task: Task, config: TrainConfig, device: torch.device, autocast: Callable[[], AbstractContextManager]
+    wrapped: Wrapped,
+    task: Task,
+    config: TrainConfig,
+    device: torch.device,
+    autocast: Callable[[], AbstractContextManager],
 ) -> dict[str, float]:
     """Every held-out split of ``task``: ``val/loss``, for text ``val/bits_per_byte``, for synthetic tasks ``task/NAME``.
 
@@ -48,7 +52,9 @@ def evaluate(
 
 def _evaluate_split(wrapped, task, split, label, config, device, autocast) -> dict[str, float]:
     micro = config.batch_size // config.accumulation
-    batches = task.eval_batches(split, held_out_length(task, split, config), micro, config.eval_batches * config.accumulation)
+    batches = task.eval_batches(
+        split, held_out_length(task, split, config), micro, config.eval_batches * config.accumulation
+    )
     mine: defaultdict[str, float] = defaultdict(float)
     for batch in wrapped.share(batches):
         ids, labels = batch["input_ids"].to(device), batch["labels"].to(device)

@@ -39,7 +39,9 @@ def geometry_of(config: TrainConfig, task: Task) -> Callable[[Decoder, int], Mea
             trace = StreamTrace()
             with torch.no_grad():
                 model(ids.to(device), trace=trace)
-            rows = stream_measurements(trace, observe=model.stream.observe, gates=lambda record: gates_of(model, record))
+            rows = stream_measurements(
+                trace, observe=model.stream.observe, gates=lambda record: gates_of(model, record)
+            )
             rows.extend(jacobian_measurements(model, ids[:1, :JACOBIAN_TOKENS].to(device)))
             return rows.stamped(step=step, split=split)
         finally:
@@ -51,7 +53,9 @@ def geometry_of(config: TrainConfig, task: Task) -> Callable[[Decoder, int], Mea
 def held_out_sequences(config: TrainConfig, task: Task) -> Tensor:
     """The token ids [b t] that are measured on; fewer than ``LEAST_SEQUENCES`` where the data does not hold more."""
     split = _split_of(task)
-    return task.eval_batches(split, held_out_length(task, split, config), max(LEAST_SEQUENCES, config.batch_size), 1)[0]["input_ids"]
+    return task.eval_batches(split, held_out_length(task, split, config), max(LEAST_SEQUENCES, config.batch_size), 1)[
+        0
+    ]["input_ids"]
 
 
 def _split_of(task: Task) -> str:
@@ -110,12 +114,16 @@ def stability_measurements(losses: list[float], norms: list[float], warmup: int)
     return rows
 
 
-def _add(rows: Measurements, kind: str, function: Callable[[Tensor], Tensor], point: Tensor, layer: int, site: str) -> None:
+def _add(
+    rows: Measurements, kind: str, function: Callable[[Tensor], Tensor], point: Tensor, layer: int, site: str
+) -> None:
     with sdpa_kernel(SDPBackend.MATH):  # the fused kernel has no forward derivative
         values = jacobian.jacobian_singular_values(function, point.clone(memory_format=torch.contiguous_format))
     for name, statistic in STATISTICS.items():
         null = {"null": 1.0, "null_kind": "the identity"}
-        rows.add(f"jacobian.{kind}.{name}", statistic(values).item(), layer=layer, site=site, n=1, dtype="float64", **null)
+        rows.add(
+            f"jacobian.{kind}.{name}", statistic(values).item(), layer=layer, site=site, n=1, dtype="float64", **null
+        )
 
 
 def _with_last(state: Tensor, last: Tensor) -> Tensor:

@@ -6,8 +6,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from thalweg import config as configs
 from thalweg import data
 from thalweg.data import Task
@@ -33,7 +31,12 @@ from thalweg.training.signals import Interrupted, StopRequests
 Measure = Callable[[Decoder, int], Iterable[Measurement]]
 ENDED = ("done", "diverged")
 CALLER = "the caller asked"
-UNITS = {"train/loss": "nats/token", "train/tokens_per_second": "tokens/s", "train/step_time": "s", "train/peak_memory": "bytes"}
+UNITS = {
+    "train/loss": "nats/token",
+    "train/tokens_per_second": "tokens/s",
+    "train/step_time": "s",
+    "train/peak_memory": "bytes",
+}
 
 
 def train(
@@ -54,9 +57,9 @@ def train(
     resume: continue after the last checkpoint (from the start if none was written yet); a run that has ended gives its recorded result.
     Bitwise the uninterrupted run on the same kind of machine, versions, threads and ranks; whatever differs is noted in the record.
     on_event: hears what happens (progress, trackers); on the first rank only. stop: asked after each update; True ends the run as
-    ``interrupted``. measure: gives measurements of the model at a step, at the start, every
-    ``measure_every`` steps and at the end (default: the geometry of the stream, unless the configuration or FSDP forbids). task: the data, loaded
-    already (default: what the configuration names, with its cache in ``cache_dir``). arm, plan_hash: written into the record.
+    ``interrupted``. measure: gives measurements of the model at a step; called at the start, every ``measure_every`` steps and at the end
+    (default: the geometry of the stream; where that cannot be had the record says why). task: the data, loaded already (default: what the
+    configuration names, with its cache in ``cache_dir``). arm, plan_hash: written into the record.
     Divergence is a result, not an error.
     Raises: InputError for what cannot be trained; CheckpointError for a checkpoint that is damaged, foreign or of another configuration,
     or cannot be written; Interrupted after SIGINT or SIGTERM, once the step is finished and saved (a second signal acts at once).
@@ -73,7 +76,9 @@ def train(
             if folder.status in ENDED:
                 return RunResult(**folder.result)
         if task is None:
-            ranks.first_does(lambda: _load(config, cache_dir) and None)  # fills the cache before the other ranks read it
+            ranks.first_does(
+                lambda: _load(config, cache_dir) and None
+            )  # fills the cache before the other ranks read it
             task = _load(config, cache_dir)
         engine = Engine(config, task, device, ranks)
         notes = list(task.notes)
@@ -142,7 +147,10 @@ class _Loop:
                 self.resume()
             else:
                 self.note_all(notes)
-            self.tell("start", text=f"{self.engine.parameters:,} parameters on {self.engine.device}, {self.ranks.world} process(es)")
+            self.tell(
+                "start",
+                text=f"{self.engine.parameters:,} parameters on {self.engine.device}, {self.ranks.world} process(es)",
+            )
             if self.saved_step is None:
                 self.evaluate()
                 self.take_measures()
@@ -156,7 +164,9 @@ class _Loop:
             raise
         except Exception as error:
             if self.ranks.first:
-                with suppress(ThalwegError):  # on a full disk the record stays as it was; the first error is the one to show
+                with suppress(
+                    ThalwegError
+                ):  # on a full disk the record stays as it was; the first error is the one to show
                     self.folder.finish("failed", {"reason": str(error), "step": self.step})
             raise
 
@@ -238,8 +248,7 @@ class _Loop:
         if self.measure is not None and due and (self.ranks.first or self.engine.wrapped.kind == "fsdp"):
             self.meter.hold_peak()
             try:
-                with torch.compiler.set_stance("force_eager"):  # a trace is filled as a side effect, which a compiled block may drop
-                    self.add_measures(self.measure(self.engine.model, self.step))
+                self.add_measures(self.measure(self.engine.model, self.step))
             except InputError as error:  # a stream of infinities, say: no reason to lose the run
                 self.note_all([f"not measured at step {self.step}: {error}"])
 
@@ -325,7 +334,9 @@ class _Loop:
         result = self.finish("interrupted", asked)
         if asked == CALLER:
             return result
-        raise Interrupted(f"interrupted ({asked}) after step {self.step} of {self.steps}; saved, resume with the same command and --resume")
+        raise Interrupted(
+            f"interrupted ({asked}) after step {self.step} of {self.steps}; saved, resume with the same command and --resume"
+        )
 
     def finish(self, status: str, reason: str = "") -> RunResult:
         result = RunResult(

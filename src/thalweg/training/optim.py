@@ -74,7 +74,13 @@ class Optimizers:
     """One optimiser or two behind one interface; the learning rate of each group is the run's, times its ``lr_mul``."""
 
     def __init__(
-        self, model: nn.Module, groups: list[Group], *, betas: tuple[float, float] = (0.9, 0.95), eps: float = 1e-8, fused: bool = True
+        self,
+        model: nn.Module,
+        groups: list[Group],
+        *,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-8,
+        fused: bool = True,
     ):
         named = dict(model.named_parameters())
         tables: dict[OptimizerKind, list[dict]] = {}
@@ -113,10 +119,15 @@ class Optimizers:
         for name, optimizer in self.members.items():
             saved = state.get(name, {"state": {}, "param_groups": []})
             if _names(saved) != _names(optimizer.state_dict()):
-                raise CheckpointError(f"{source} holds the state of other {name} groups; resume with the configuration of its run")
+                raise CheckpointError(
+                    f"{source} holds the state of other {name} groups; resume with the configuration of its run"
+                )
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             states = {
-                index: {key: like(value, parameters[index]) if isinstance(value, Tensor) else value for key, value in entry.items()}
+                index: {
+                    key: like(value, parameters[index]) if isinstance(value, Tensor) else value
+                    for key, value in entry.items()
+                }
                 for index, entry in saved["state"].items()
             }
             optimizer.load_state_dict({"state": states, "param_groups": saved["param_groups"]})

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
-from thalweg.connections.base import Stream
+from thalweg.models.decoder import Decoder
 
 ParallelKind = Literal["ddp", "fsdp"]
 SITE_VERBS = ("read", "write", "advance")
@@ -81,7 +81,9 @@ def process_group(device: torch.device) -> Iterator[Ranks]:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Ranks()
         return
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", device_id=device if device.type == "cuda" else None)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo", device_id=device if device.type == "cuda" else None
+    )
     try:
         yield Ranks(dist.get_rank(), dist.get_world_size())
     finally:
@@ -91,7 +93,7 @@ def process_group(device: torch.device) -> Iterator[Ranks]:
 class Wrapped:
     """A model as the ranks hold it. ``model`` is the bare one, whose parameters train; calling this object runs it for training."""
 
-    def __init__(self, model: nn.Module, ranks: Ranks, kind: ParallelKind, *, bfloat16: bool = False):
+    def __init__(self, model: Decoder, ranks: Ranks, kind: ParallelKind, *, bfloat16: bool = False):
         self.model, self.ranks = model, ranks
         self.kind: ParallelKind | None = kind if ranks.world > 1 else None
         self._call: nn.Module = model
@@ -120,24 +122,23 @@ class Wrapped:
         return self.ranks.collect(sums) if self.kind == "ddp" else [sums]
 
 
-def shard(model: nn.Module, *, bfloat16: bool = False) -> None:
+def shard(model: Decoder, *, bfloat16: bool = False) -> None:
     """FSDP2 for a decoder: the sites of its stream first, then its blocks, then what is left.
 
     Sites keep their parameters in float32 and whole once gathered: their ``read``, ``write`` and ``advance`` are registered because FSDP
     acts on ``forward`` only, and they cast inside by themselves. Blocks gather in bfloat16 where asked, which is what autocast would make
     of their weights anyway; nothing casts the stream or a context that passes through. Gradients are reduced in float32.
     """
-    stream: Stream = model.stream  # pyright: ignore[reportAssignmentType]  # a decoder's
     island = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False)
     narrow = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if bfloat16 else torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
-    for site in stream.sites:
+    for site in model.stream.sites:
         if any(True for _ in site.parameters()):
             fully_shard(site, mp_policy=island, reshard_after_forward=False)
             for verb in SITE_VERBS:
                 register_fsdp_forward_method(site, verb)
-    for block in model.blocks:  # pyright: ignore[reportGeneralTypeIssues]  # a ModuleList
+    for block in model.blocks:
         fully_shard(block, mp_policy=narrow)
     fully_shard(model, mp_policy=island)
 

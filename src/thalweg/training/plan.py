@@ -53,7 +53,9 @@ class TrainPlan:
             f"memory      {readable(self.memory)} on {self.device}",
         ]
         if self.seconds is not None:
-            lines.append(f"time        {_duration(self.seconds)} ({self.seconds_per_step:.3g} s a step, without evaluation)")
+            lines.append(
+                f"time        {_duration(self.seconds)} ({self.seconds_per_step:.3g} s a step, without evaluation)"
+            )
         return "\n".join(lines)
 
 

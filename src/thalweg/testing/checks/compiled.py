@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import TorchDynamoException
 
 from thalweg.connections.base import Tokens
 from thalweg.testing.compare import BrokenError, differentiate, require_same
@@ -39,7 +40,7 @@ def compiled(subject: Subject) -> None:
 
             want = differentiate(slow, stream, sublayers, embedding)
             require_same(differentiate(fast, stream, sublayers, embedding), want, f"eager at length {length}")
-    except torch._dynamo.exc.TorchDynamoException as error:
+    except TorchDynamoException as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise BrokenError(f"does not compile as one graph: {' '.join(lines[:3])}") from error
     finally:

@@ -22,7 +22,7 @@ def unused_parameter(stream: Stream) -> Stream:
 def stuck_parameter(stream: Stream) -> Stream:
     """A parameter that is multiplied by zero."""
     stream.register_parameter("stuck", nn.Parameter(torch.zeros(1)))
-    return change_input(stream, lambda x: x + 0 * stream.stuck.to(x.dtype))
+    return change_input(stream, lambda x: x + 0 * stream.get_parameter("stuck").to(x.dtype))
 
 
 @mutant("reset", applies=lambda subject, _: any(p.dim() < 2 for p in subject.start().parameters()))
@@ -94,7 +94,7 @@ def reference_borrowed(stream: Stream) -> Stream:
 @mutant("facts", applies=always)
 def facts_empty(stream: Stream) -> Stream:
     """The equation is not written down."""
-    stream.facts = dataclasses.replace(stream.facts, equation=" ")  # type: ignore[misc] - shadows the class variable
+    vars(stream)["facts"] = dataclasses.replace(stream.facts, equation=" ")
     return stream
 
 

@@ -1,0 +1,83 @@
+"""Series over training: mean over the seeds that ended, diverged runs each on its own."""
+
+from collections.abc import Mapping, Sequence
+
+from thalweg.reports.figures import Figure, Line, lines
+from thalweg.reports.text import counted, deviation, listed, mean
+from thalweg.studies.store import RunRecord
+
+Arms = Mapping[str, Sequence[RunRecord]]  # arm -> its records, one per seed
+MOST_LOST = 12  # diverged runs that get a curve of their own
+
+FIRST = ("val/loss", "train/loss")
+TITLES = {"val/loss": "Validation loss", "train/loss": "Training loss", "val/bits_per_byte": "Bits per byte"}
+# What the tables or the diagnostics show; a curve would repeat the loss.
+LEFT_TO_TABLES = ("val/bits_per_byte", "val/perplexity")
+
+
+def sound(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """The records that stand for an arm: those that did not diverge."""
+    return [record for record in records if record.status != "diverged"]
+
+
+def lost(arms: Arms) -> list[str]:
+    """``arm seed k`` of every diverged run."""
+    return [f"{arm} seed {r.seed}" for arm, records in arms.items() for r in records if r.status == "diverged"]
+
+
+def training_figures(arms: Arms) -> list[Figure]:
+    """Loss and task metrics over the steps."""
+    names = {name for records in arms.values() for r in records for name in r.metrics}
+    chosen = [
+        *FIRST,
+        *sorted(n for n in names if n.startswith(("val/", "task/")) and n not in (*FIRST, *LEFT_TO_TABLES)),
+    ]
+    return [figure for name in chosen if name in names and (figure := _over_steps(name, arms)) is not None]
+
+
+def _over_steps(name: str, arms: Arms) -> Figure | None:
+    curves: list[Line] = []
+    count, left_out = 0, []
+    for look, (arm, records) in enumerate(arms.items()):
+        series = [r.series(name) for r in sound(records) if r.series(name)]
+        count = max(count, len(series))
+        curve = averaged(arm, series, look)
+        curves += [curve] if curve is not None else []
+        for record in records:
+            points = record.series(name) if record.status == "diverged" else []
+            if points and sum(c.kind == "lost" for c in curves) < MOST_LOST:
+                label = f"{arm} seed {record.seed} (diverged)"
+                curves.append(Line(label, [s for s, _ in points], [v for _, v in points], look=look, kind="lost"))
+            elif points:
+                left_out.append(f"{arm} seed {record.seed}")
+    if not curves:
+        return None
+    unit = next((r.units[name] for records in arms.values() for r in records if r.units.get(name)), "")
+    curves += _null(name, arms, curves)
+    caption = f"Mean over {counted(count, 'seed')}" if count else "No run ended"
+    caption += "; band: standard deviation over seeds." if count > 1 else "."
+    if left_out:
+        caption += f" Diverged and not drawn: {listed(left_out)}."
+    title = TITLES.get(name, name.partition("/")[2].replace("_", " ").capitalize() + f" ({name.partition('/')[0]})")
+    return lines(title, curves, x_label="step", y_label=unit or title.lower(), caption=caption)
+
+
+def averaged(label: str, series: Sequence[Sequence[tuple[int, float]]], look: int) -> Line | None:
+    """Mean and standard deviation over seeds at the steps that all of them logged; None if there is none."""
+    tables = [dict(s) for s in series if s]
+    steps = sorted(set.intersection(*(set(t) for t in tables))) if tables else []
+    if not steps:
+        return None
+    columns = [[t[step] for t in tables] for step in steps]
+    return Line(label, steps, [mean(c) for c in columns], [deviation(c) for c in columns], look)
+
+
+def _null(name: str, arms: Arms, curves: Sequence[Line]) -> list[Line]:
+    """The unigram entropy beside a loss, once for each value that the arms' data have."""
+    if not name.endswith("/loss"):
+        return []
+    span = (min(min(c.x) for c in curves), max(max(c.x) for c in curves))
+    found = {
+        v for records in arms.values() for r in records if isinstance(v := r.nulls.get("unigram_entropy"), int | float)
+    }
+    return [Line("null: unigram entropy", span, (v, v), kind="null") for v in sorted(found)]

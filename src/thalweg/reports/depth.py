@@ -1,0 +1,140 @@
+"""Geometry by depth: one figure per measure, with its null and the same arm before training."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from thalweg.records.measurements import Measurement, Measurements
+from thalweg.reports.curves import Arms, lost, sound
+from thalweg.reports.figures import Figure, Line, lines
+from thalweg.reports.measures import DIAGNOSTIC, GROUPS, HEADLINE, place, shown
+from thalweg.reports.text import counted, deviation, listed, mean
+from thalweg.studies.store import RunRecord
+
+MOST_STARTS = 8  # arms up to which the state before training is drawn beside
+INTRODUCTION = (
+    "By layer, as the verdicts read them: measures of states show the state that enters each layer and, at the last "
+    "place, the one that leaves the last layer, before the final norm; others show the mean over the sublayers of a "
+    "layer. Every sublayer by itself, and the state after the final norm, stand in the records."
+)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Figures by where they are shown; ``more`` maps the title of a group to its figures."""
+
+    headline: list[Figure]
+    more: dict[str, list[Figure]]
+    diagnostics: list[Figure]
+
+
+def geometry(arms: Arms, asked: Iterable[str] = ()) -> Geometry:
+    """A figure for every measure that was taken by depth. asked: measures shown openly because a hypothesis reads them."""
+    split = {arm: [(record, _by_measure(record)) for record in records] for arm, records in arms.items()}
+    names = sorted({name for found in split.values() for _, rows in found for name in rows}, key=place)
+    headline, diagnostics, more = [], [], {group: [] for group in GROUPS}
+    for name in names:
+        parts = {arm: [_only(record, rows.get(name, ())) for record, rows in found] for arm, found in split.items()}
+        figure = _figure(name, parts)
+        group = HEADLINE if name in asked else shown(name).group
+        chosen = headline if group == HEADLINE else diagnostics if group == DIAGNOSTIC else more[group]
+        chosen.append(figure)
+    return Geometry(headline, {group: found for group, found in more.items() if found}, diagnostics)
+
+
+def _by_measure(record: RunRecord) -> dict[str, list[Measurement]]:
+    found: dict[str, list[Measurement]] = {}
+    for row in record.measures:
+        if row.layer is not None:
+            found.setdefault(row.measure, []).append(row)
+    return found
+
+
+def _only(record: RunRecord, rows: Sequence[Measurement]) -> RunRecord:
+    """The record with the rows of one measure, so that its own reading of depth need not search the others."""
+    return dataclasses.replace(record, measures=Measurements(rows))
+
+
+def _figure(name: str, arms: Arms) -> Figure:
+    known = shown(name)
+    curves, steps, first_steps, seeds, absent = [], set(), set(), set(), []
+    rows = [row for records in arms.values() for record in sound(records) for row in record.measures]
+    for look, (arm, records) in enumerate(arms.items()):
+        found = [record for record in sound(records) if len(record.measures)]
+        if not found:
+            absent.append(arm)
+            continue
+        seeds.add(len(found))
+        curves.append(_line(arm, [r.depth_profile(name) for r in found], look))
+        steps |= {step for r in found for step in _steps(r)[-1:]}
+        starts = [(r, s[0]) for r in found if len(s := _steps(r)) > 1]
+        if starts and len(arms) <= MOST_STARTS:
+            first_steps |= {step for _, step in starts}
+            profiles = [r.depth_profile(name, step) for r, step in starts]
+            curves.append(_line(f"{arm}, {_at(sorted({step for _, step in starts}))}", profiles, look, "start"))
+    curves += _nulls(name, arms)
+    unit = next((row.unit for row in rows if row.unit), "")
+    caption = [
+        known.caption,
+        _facts(rows, sorted(steps), sorted(first_steps), sorted(seeds)),
+        f"Not measured: {listed(absent)}." if absent else "",
+        f"Left out, diverged: {listed(gone)}." if (gone := lost(arms)) else "",
+    ]
+    return lines(
+        known.title,
+        curves,
+        x_label="layer",
+        y_label=unit or "no unit",
+        caption=" ".join(part for part in caption if part),
+        log_y=known.log,
+    )
+
+
+def _facts(rows: Sequence[Measurement], steps: list[int], starts: list[int], seeds: list[int]) -> str:
+    """When, on how much, over how many seeds."""
+    parts = [f"At {_at(steps)}"] if steps else []
+    if seeds:
+        parts.append(counted(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds")
+        parts += ["band: their standard deviation"] if seeds[-1] > 1 else []
+    counts = sorted({row.n for row in rows if row.n is not None and row.interval})
+    if counts:
+        split = listed(sorted({row.split for row in rows if row.split}))
+        parts.append(f"n = {listed(map(str, counts), 3)} sequences each{f' ({split})' if split else ''}")
+    text = "; ".join(parts)
+    if not text:
+        return ""
+    return f"{text[0].upper()}{text[1:]}. {f'Dotted: {_at(starts)}.' if starts else ''}".strip()
+
+
+def _at(steps: Sequence[int]) -> str:
+    return f"step {steps[0]:,}" if len(steps) == 1 else f"steps {', '.join(f'{s:,}' for s in steps)}"
+
+
+def _steps(record: RunRecord) -> list[int]:
+    return sorted({row.step for row in record.measures if row.step is not None})
+
+
+def _line(label: str, profiles: Sequence[dict[int, float]], look: int, kind="arm") -> Line:
+    profiles = [profile for profile in profiles if profile]
+    layers = sorted(set.intersection(*(set(p) for p in profiles))) if profiles else []
+    columns = [[p[layer] for p in profiles] for layer in layers]
+    sd = [deviation(c) for c in columns] if kind == "arm" else ()
+    return Line(label, layers, [mean(c) for c in columns], sd, look, kind)
+
+
+def _nulls(name: str, arms: Arms) -> list[Line]:
+    """The null by layer where rows carry one: once, unless arms differ in it (by their width, say)."""
+    found: dict[tuple, list[str]] = {}
+    for arm, records in arms.items():
+        for record in records[:1]:
+            last = max((row.step for row in record.measures if row.step is not None), default=None)
+            rows = [r for r in record.measures if r.null is not None and r.step == last and r.site != "stream.left"]
+            by_layer = {r.layer: float(f"{r.null:.4g}") for r in rows if r.layer is not None and r.null is not None}
+            if by_layer:
+                found.setdefault((rows[0].null_kind, *sorted(by_layer.items())), []).append(arm)
+    several = len({tuple(values) for _, *values in found}) > 1
+    made = []
+    for (kind, *points), names in found.items():
+        label = f"null: {kind or 'as given'}{f' ({listed(names, 3)})' if several else ''}"
+        made.append(Line(label, [layer for layer, _ in points], [value for _, value in points], kind="null"))
+    return made

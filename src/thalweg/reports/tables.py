@@ -1,0 +1,214 @@
+"""Tables over arms: quality and cost with their nulls, did it move, scalar measures, learning rates."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from thalweg.records.measurements import Measurement
+from thalweg.reports.curves import Arms, sound
+from thalweg.reports.measures import plain
+from thalweg.reports.text import NONE, big, counted, listed, mean_sd, number
+from thalweg.studies.store import RunRecord
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns and rows of text, the first cell of a row its heading; note: what a reader must know."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    note: str = ""
+
+
+COST_NOTE = (
+    "Mean ± standard deviation over the runs that did not diverge, at their last evaluation. FLOPs are those of training. "
+    "Tokens/s and peak memory (of the process on a CPU, of tensors on a GPU) are medians on this machine with whatever "
+    "ran beside: compare them within this table only. The last rows are nulls: a model that is not below them has not "
+    "learned."
+)
+
+
+def cost_table(arms: Arms, roles: Mapping[str, str]) -> Table:
+    """Quality beside cost, one row per arm, then the nulls of the data."""
+    tasks = sorted(
+        {name for records in arms.values() for r in records for name in r.metrics if name.startswith("task/")}
+    )
+    quality = {"val/loss": "final loss [nats/token]", "val/bits_per_byte": "bits/byte"}
+    quality |= {name: name.removeprefix("task/").replace("_", " ") for name in tasks}
+    columns = (
+        "arm",
+        *quality.values(),
+        "parameters",
+        "of the connection",
+        "FLOPs/token",
+        "tokens/s",
+        "peak memory",
+        "tokens",
+        "runs",
+    )
+    rows = []
+    for arm, records in arms.items():
+        ended = sound(records)
+        role = roles.get(arm, "")
+        gone = len(records) - len(ended)
+        rows.append(
+            (
+                f"{arm} ({role})" if role and role != "treatment" else arm,
+                *(mean_sd([v for r in ended if (v := r.last(name)) is not None]) for name in quality),
+                big(_middle(records, "parameters")),
+                big(_middle(records, "connection_parameters")),
+                big(_middle(records, "flops_per_token")),
+                number(_middle(ended or records, "tokens_per_second"), 3),
+                big(_middle(ended or records, "peak_memory"), "B"),
+                big(_middle(ended or records, "tokens")),
+                f"{len(ended)}, {gone} diverged" if gone else str(len(ended)),
+            )
+        )
+    empty = len(columns) - 3
+    for label, (loss, bits) in nulls_of(arms).items():
+        rows.append((f"null: {label}", number(loss), number(bits), *(NONE for _ in range(empty))))
+    return Table(columns, rows, COST_NOTE if any(records for records in arms.values()) else "")
+
+
+def nulls_of(arms: Arms) -> dict[str, tuple[Any, Any]]:
+    """Name of a null -> (nats/token, bits/byte), from the first record that has nulls."""
+    nulls = next((r.nulls for records in arms.values() for r in records if r.nulls), {})
+    found: dict[str, tuple[Any, Any]] = {}
+    for key, value in nulls.items():
+        bits = key.endswith("_bits_per_byte")
+        name = key.removesuffix("_bits_per_byte").removesuffix("_nats_per_token").replace("_", " ")
+        old = found.get(name, (None, None))
+        found[name] = (old[0], value) if bits else (value, old[1])
+    return found
+
+
+def _middle(records: Sequence[RunRecord], name: str) -> Any:
+    values = sorted(v for r in records if isinstance(v := r.cost.get(name), int | float))
+    return values[len(values) // 2] if values else None
+
+
+MOVED = {
+    "moved/connection": "distance from start",
+    "moved/connection_relative": "over its start",
+    "gradient/connection": "gradient norm into it",
+    "gradient/norm": "gradient norm of all",
+}
+MOVED_NOTE = (
+    "The connection's own parameters at the last step, norms apart: Euclidean distance from their start, and the norms of "
+    "the gradient before clipping. A dash: the connection has none."
+)
+
+
+def moved_table(arms: Arms) -> Table:
+    """Did the connection move: distance from the start and gradient into it, with other logged diagnostics."""
+    names = {name for records in arms.values() for r in records for name in r.metrics}
+    more = sorted(n for n in names if n.startswith(("moved/", "gradient/", "stability/")) and n not in MOVED)
+    columns = {**MOVED, **{name: plain(name.replace("/", " ")) for name in more}}
+    rows = [
+        (arm, *(mean_sd([v for r in sound(records) if (v := r.last(name)) is not None]) for name in columns))
+        for arm, records in arms.items()
+    ]
+    return Table(("arm", *columns.values()), rows, MOVED_NOTE)
+
+
+def scalar_table(arms: Arms) -> Table | None:
+    """Measures of the whole network (no layer), at the last step of each; a row of nulls where there are some."""
+    by_arm = {arm: [_scalars(record) for record in sound(records)] for arm, records in arms.items()}
+    every = {key: row for found in by_arm.values() for scalars in found for key, row in scalars.items()}
+    keys = sorted(every)
+    if not keys:
+        return None
+    columns = tuple(", ".join(filter(None, (plain(m), b.replace("_", " "), f"[{u}]" if u else ""))) for m, b, u in keys)
+    rows = [
+        (arm, *(mean_sd([scalars[key].value for scalars in found if key in scalars]) for key in keys))
+        for arm, found in by_arm.items()
+    ]
+    nulls = {
+        key: [row for a in by_arm.values() for s in a if (row := s.get(key)) and row.null is not None] for key in keys
+    }
+    if any(nulls.values()):
+        rows.append(("null", *(_null(nulls[key]) for key in keys)))
+    steps = sorted({row.step for row in every.values() if row.step is not None})
+    counts = sorted({row.n for row in every.values() if row.n is not None})
+    note = f"At step {listed((f'{s:,}' for s in steps), 3)}. " if steps else ""
+    note += f"Each value over n = {listed(map(str, counts), 4)} items (steps, sites or sequences). " if counts else ""
+    return Table(
+        ("arm", *columns), rows, note + "Mean ± standard deviation over seeds; a dash: not defined for the arm."
+    )
+
+
+def _scalars(record: RunRecord) -> dict[tuple[str, str, str], Measurement]:
+    found: dict[tuple[str, str, str], Measurement] = {}
+    for row in record.measures:
+        key = (row.measure, row.branch or row.site.removeprefix("stream"), row.unit)
+        old = found.get(key)
+        if row.layer is None and (old is None or (row.step or 0) >= (old.step or 0)):
+            found[key] = row
+    return found
+
+
+def _null(rows: Iterable[Measurement]) -> str:
+    values = sorted({row.null for row in rows if row.null is not None})
+    kinds = sorted({row.null_kind for row in rows if row.null_kind})
+    if not values:
+        return NONE
+    text = number(values[0]) if len(values) == 1 else f"{number(values[0])} to {number(values[-1])}"
+    return f"{text} ({listed(kinds, 2)})" if kinds else text
+
+
+def tuning_table(tuning: Mapping[str, Mapping[float, float]], rates: Mapping[str, float | None]) -> Table | None:
+    """Final loss of each arm at each learning rate that was tried, the chosen one marked; the rates alone without a search."""
+    grid = sorted({rate for losses in tuning.values() for rate in losses})
+    if not grid:
+        chosen = {rate for rate in rates.values() if rate is not None}
+        if len(chosen) == 1:
+            return Table((), [], f"One learning rate for all arms, not tuned: {number(chosen.pop())}.")
+        rows = [(arm, number(rate)) for arm, rate in rates.items()]
+        return (
+            Table(("arm", "learning rate"), rows, "Learning rates as the plan gives them, not tuned.") if rows else None
+        )
+    rows = [
+        (arm, number(rates.get(arm)), *(_tried(losses, rate, rates.get(arm)) for rate in grid))
+        for arm, losses in tuning.items()
+    ]
+    note = "Final validation loss [nats/token] on the tuning seed, one run each; *: chosen; ∞: diverged; a dash: not tried."
+    return Table(("arm", "chosen", *(f"{rate:g}" for rate in grid)), rows, note)
+
+
+def _tried(losses: Mapping[float, float], rate: float, chosen: float | None) -> str:
+    return NONE if rate not in losses else f"{number(losses[rate])}{' *' if rate == chosen else ''}"
+
+
+def record_table(arms: Arms) -> Table:
+    """Every run: how it ended and what identifies it."""
+    rows = [
+        (
+            arm,
+            str(r.seed),
+            r.status,
+            number(r.result.get("step")),
+            number(r.config.get("lr")),
+            number(r.last("val/loss"), 6),
+            r.fingerprint[:16] or NONE,
+        )
+        for arm, records in arms.items()
+        for r in records
+    ]
+    return Table(("arm", "seed", "status", "steps", "learning rate", "last val/loss [nats/token]", "fingerprint"), rows)
+
+
+def scale_of(arms: Arms) -> str:
+    """Depth, width, length and tokens of the runs, in words; each as a range where runs differ."""
+    records = [r for found in arms.values() for r in found]
+    if not records:
+        return "no run yet"
+
+    def every(key: str) -> str:
+        values = {v for r in records if isinstance(v := r.config.get(key), int | float | str)}
+        return " or ".join(sorted(map(str, values))) or "?"
+
+    tokens = [v for r in records if isinstance(v := r.cost.get("tokens"), int | float)]
+    return (
+        f"{every('depth')} layers, width {every('width')}, sequences of {every('sequence_length')} tokens, "
+        f"{big(max(tokens)) if tokens else '?'} training tokens of {every('data')}, {counted(len(records), 'run')}"
+    )
