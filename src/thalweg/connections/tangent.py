@@ -58,9 +58,10 @@ class TangentSite(StreamSite):
             self.register_buffer("basis", torch.zeros(width, options.rank))
 
     def read(self, state, tokens=None):
-        past, counts = past_windows(
-            state.detach(), tokens or Tokens(), self.options.window, f"tangent_projector.{self.site.index}"
-        )
+        tokens = tokens or Tokens()
+        # The index is looked at only when something is remembered: a compiled graph then serves every site.
+        key = "" if tokens.memory is None else f"tangent_projector.{self.site.index}"
+        past, counts = past_windows(state.detach(), tokens, self.options.window, key)
         if self.options.subspace == "random":
             return self.input_norm(state), (self.basis, counts.sum(-1) > self.options.rank)
         return self.input_norm(state), tuple(local_tangent(past, self.options.rank, counts))

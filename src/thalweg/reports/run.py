@@ -10,7 +10,7 @@ from thalweg.reports.curves import training_figures
 from thalweg.reports.depth import INTRODUCTION, geometry
 from thalweg.reports.study import data_notes
 from thalweg.reports.tables import Table, moved_table, nulls_of, scalar_table
-from thalweg.reports.text import NONE, big, number
+from thalweg.reports.text import NONE, big, moment, number
 from thalweg.studies.store import RunRecord
 
 SHOWN = ("val/", "task/", "train/loss")
@@ -55,8 +55,8 @@ def write_run_report(
         limits=limits or ["None recorded."],
         config=to_toml(run.config),
         provenance={
-            "started": run.record.get("started") or NONE,
-            "ended": run.record.get("ended") or NONE,
+            "started": moment(run.record.get("started")) or NONE,
+            "ended": moment(run.record.get("ended")) or NONE,
             **provenance.machine([record]),
         },
         citations="\n\n".join(citations),

@@ -17,7 +17,7 @@ from thalweg.reports.tables import (
     scale_of,
     tuning_table,
 )
-from thalweg.reports.text import NONE, counted, listed, number
+from thalweg.reports.text import NONE, counted, listed, moment, number
 from thalweg.studies.judging import StudyVerdict, Verdict
 from thalweg.studies.plan import Plan
 from thalweg.studies.store import RunRecord
@@ -63,7 +63,7 @@ def write_study_report(records: StudyRecords, path: str | Path) -> Path:
         plan=plan.name,
         scale=records.scale,
         kind=verdict.kind,
-        locked=records.locked,
+        locked=moment(records.locked),
         plan_hash=verdict.plan_hash,
         status=verdict.status,
         headline=headline(verdict),
@@ -134,7 +134,7 @@ def _row(v: Verdict, plan: Plan) -> dict:
         "margin": f"{'>' if v.direction == 'greater' else '<'} {v.margin:g}",
         "pairs": NONE if s is None else str(s.n),
         "sign_flip": NONE if s is None else number(s.sign_flip, 3),
-        "least": "" if s is None else f"least possible {number(s.smallest_sign_flip, 3)}",
+        "least": "" if s is None else f"least {number(s.smallest_sign_flip, 3)}",
     }
 
 
@@ -209,7 +209,7 @@ def _provenance(records: StudyRecords, arms: Arms) -> dict[str, str]:
     runs = [r for found in arms.values() for r in found]
     return {
         "plan hash": records.verdict.plan_hash,
-        "locked": f"{records.locked} by thalweg {records.version}" if records.locked else "not locked",
+        "locked": f"{moment(records.locked)} by thalweg {records.version}" if records.locked else "not locked",
         "records": counted(len(runs), "run"),
         **provenance.machine(runs),
     }

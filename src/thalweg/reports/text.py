@@ -86,6 +86,12 @@ def listed(names: Iterable[str], most: int = 12) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
+def moment(stamp: Any) -> str:
+    """A time stamp in UTC without its ``T`` and offset; any other text as it is, empty for none."""
+    found = re.fullmatch(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)(:\d\d)?\+00:00", str(stamp or ""))
+    return f"{found[1]} {found[2]} UTC" if found else str(stamp or "")
+
+
 def words(value: Any) -> str:
     """A plain value of a record (a table, a list, a flag) in one line."""
     if isinstance(value, dict):
