@@ -147,12 +147,12 @@ def test_options_that_only_move_the_computation(tmp_path):
     "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
 )  # dynamo's own, on its inputs
 def test_compiled_blocks_train_alike_and_are_still_looked_into(tmp_path, monkeypatch):
-    """The eager autograd backend stands for inductor: the same graphs, traced and differentiated, without the code generator."""
+    """The backend that only traces stands for inductor: the same graphs without the code generator."""
     compile_blocks, called = Decoder.compile_blocks, []
 
     def quick(self):
         called.append(self)
-        compile_blocks(self, backend="aot_eager")
+        compile_blocks(self, backend="eager")
 
     monkeypatch.setattr(Decoder, "compile_blocks", quick)
     changes = {"steps": 4, "eval_every": 2}

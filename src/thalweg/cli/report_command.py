@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from thalweg.cli.console import confirm_output, emit
-from thalweg.errors import ExitCode
+from thalweg.errors import ExitCode, InputError
 
 EXAMPLES = """examples:
   thalweg report plans/mgt-ablation.toml --scale small -o ablation.html
@@ -19,8 +19,6 @@ def configure(parser) -> None:
 
 
 def run(args) -> ExitCode:
-    from thalweg.records.run import RunFolder
-
     confirm_output(args.output, args.overwrite)
     a_run = RunFolder.is_run(args.plan) or Path(args.plan).is_dir()
     path = of_run(args.plan, args.output) if a_run else _of_plan(args)
@@ -37,13 +35,13 @@ def of_run(folder: str, output: str | Path) -> Path:
     from thalweg.reports import write_run_report
 
     run = RunFolder.open(folder)
-    return write_run_report(run, output, citations([run.config.get("connection", "")]))
+    names = [str(run.config.get("connection", ""))]
+    return write_run_report(run, output, citations(names), deviations(names))
 
 
 def of_study(study, output: str | Path) -> Path:
     """The report of a study with its verdict."""
     from thalweg import studies
-    from thalweg.errors import InputError
     from thalweg.reports import write_study_report
     from thalweg.reports.study import StudyRecords
     from thalweg.studies import locking
@@ -53,6 +51,7 @@ def of_study(study, output: str | Path) -> Path:
     except InputError:
         lock = None  # the verdict says void and why
     tunings = {arm: study.tuning(arm) for arm in study.arms}
+    names = [study.plan.arms[arm].connection for arm in study.arms]
     records = StudyRecords(
         plan=study.plan,
         scale=study.scale_name,
@@ -64,17 +63,31 @@ def of_study(study, output: str | Path) -> Path:
         version=lock.version if lock else "",
         plan_text=study.path.read_text(encoding="utf-8"),
         plan_path=str(study.path),
-        citations=citations([arm.connection for arm in study.plan.arms.values()]),
+        citations=citations(names),
+        deviations=deviations(names),
     )
     return write_study_report(records, output)
 
 
 def citations(names: list[str]) -> list[str]:
     """BibTeX of the connections used, each once."""
+    return [text for text in dict.fromkeys(facts.bibtex for _, facts in _facts(names)) if text]
+
+
+def deviations(names: list[str]) -> list[str]:
+    """Where the code of the connections used leaves their papers, and what the papers leave open."""
+    found = []
+    for name, facts in _facts(names):
+        found += [f"{name} leaves its source: {text}" for text in facts.deviations]
+        found += [f"{name}, our choice: {text}" for text in facts.chosen]
+    return found
+
+
+def _facts(names: list[str]):
     from thalweg import connections
 
-    known = [connections.registry[name].facts.bibtex for name in dict.fromkeys(names) if name in connections.registry]
-    return [text for text in dict.fromkeys(known) if text]
+    known = [name for name in dict.fromkeys(names) if name in connections.registry]
+    return [(name, connections.registry[name].facts) for name in known]
 
 
 def _of_plan(args) -> Path:

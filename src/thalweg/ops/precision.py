@@ -1,4 +1,4 @@
-"""Float32 islands: coefficients and reductions stay wide under mixed precision (DESIGN rule 4)."""
+"""Float32 islands: coefficients and reductions stay wide under mixed precision."""
 
 import torch
 from torch import Tensor

@@ -45,9 +45,9 @@ def axis(values: Iterable[float], start: float, end: float, *, log: bool = False
     if log:
         room = max((math.log10(high) - math.log10(low)) * pad, 0.02)
         return Axis(10 ** (math.log10(low) - room), 10 ** (math.log10(high) + room), start, end, True)
+    if high - low <= 1e-9 * max(abs(low), abs(high)):  # one value only: shown against zero
+        low, high = (min(0.0, 1.5 * low), max(0.0, 1.5 * high)) if high else (0.0, 1.0)
     room = (high - low) * pad
-    if high - low <= 1e-9 * max(abs(low), abs(high)):  # one value only
-        room = 0.5 * abs(high) or 1.0
     return Axis(low - room, high + room, start, end)
 
 
