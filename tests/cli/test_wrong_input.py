@@ -108,7 +108,7 @@ CASES = {
     "unknown key in TOML": (["train", "unknown.toml"], "Did you mean 'depth'"),
     "wrong type in TOML": (["train", "wrong_type.toml"], "depth must be int"),
     "unknown data": (["train", "--data", "austin"], "Did you mean 'austen'"),
-    "unknown parameter of a task": (["train", "--data", "copy:haf=3"], "Did you mean 'half'"),
+    "unknown parameter of a task": (["train", "--data", "copy:haf=3"], "Did you mean 'copy.half'"),
     "no such text": (["train", "--data", "text:nothing.txt"], "nothing.txt"),
     "empty text": (["train", "--data", "text:empty.txt"], "empty"),
     "blank text": (["train", "--data", "text:blank.txt"], "blank.txt"),

@@ -19,9 +19,16 @@ def configure(parser) -> None:
 
 
 def run(args) -> ExitCode:
+    from thalweg.records.run import RunFolder
+
     confirm_output(args.output, args.overwrite)
-    a_run = RunFolder.is_run(args.plan) or Path(args.plan).is_dir()
-    path = of_run(args.plan, args.output) if a_run else _of_plan(args)
+    if Path(args.plan).is_dir():
+        for flag in ("scale", "records"):
+            if getattr(args, flag) is not None:
+                raise InputError(f"--{flag} belongs to a plan, but {args.plan} is a folder; leave it out")
+        path = of_run(args.plan, args.output)
+    else:
+        path = _of_plan(args)
     if args.json:
         emit({"report": str(path), "bytes": path.stat().st_size})
     else:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from thalweg.records.measurements import Measurement, Measurements
 from thalweg.reports.curves import Arms, lost, sound
-from thalweg.reports.figures import Figure, Line, lines
+from thalweg.reports.figures import Figure, Kind, Line, lines
 from thalweg.reports.measures import DIAGNOSTIC, GROUPS, HEADLINE, place, shown
 from thalweg.reports.text import counted, deviation, listed, mean
 from thalweg.studies.store import RunRecord
@@ -114,7 +114,7 @@ def _steps(record: RunRecord) -> list[int]:
     return sorted({row.step for row in record.measures if row.step is not None})
 
 
-def _line(label: str, profiles: Sequence[dict[int, float]], look: int, kind="arm") -> Line:
+def _line(label: str, profiles: Sequence[dict[int, float]], look: int, kind: Kind = "arm") -> Line:
     profiles = [profile for profile in profiles if profile]
     layers = sorted(set.intersection(*(set(p) for p in profiles))) if profiles else []
     columns = [[p[layer] for p in profiles] for layer in layers]

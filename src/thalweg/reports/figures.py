@@ -13,6 +13,8 @@ WIDTH, HEIGHT = 440.0, 236.0
 LEFT, RIGHT, TOP, BOTTOM = 50.0, 428.0, 24.0, 202.0
 MOST_MARKED = 30  # points of a curve that still get marks
 
+Kind = Literal["arm", "start", "lost", "null"]
+
 
 @dataclass(frozen=True)
 class Key:
@@ -47,7 +49,7 @@ class Line:
     y: Sequence[float]
     sd: Sequence[float | None] = field(default_factory=tuple)
     look: int = 0
-    kind: Literal["arm", "start", "lost", "null"] = "arm"
+    kind: Kind = "arm"
 
     def deviation(self, index: int) -> float | None:
         """Of the point at ``index``, if it has one."""

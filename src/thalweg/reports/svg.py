@@ -15,6 +15,7 @@ from thalweg.reports.text import clean
 COLOURS = 7  # classes c0 to c6 of the style sheet
 DASHES = ("", "7 3", "2 2.5")  # tell the 8th from the 1st colour
 START, NULL = "1.5 3", "5 4"
+TINY, HUGE = 1e-290, 1e300  # beyond them differences overflow or vanish
 MARKS = ("circle", "square", "triangle", "diamond", "star", "down", "bar")
 
 
@@ -40,13 +41,13 @@ class Axis:
 
 def axis(values: Iterable[float], start: float, end: float, *, log: bool = False, pad: float = 0.05) -> Axis:
     """An axis that holds all finite ``values``, with room of the share ``pad`` at both ends."""
-    found = [v for v in values if math.isfinite(v) and abs(v) < 1e300 and (v > 0 or not log)]
+    found = [v for v in values if math.isfinite(v) and abs(v) < HUGE and (v > 0 or not log)]
     low, high = (min(found), max(found)) if found else (0.0, 1.0)
     if log:
         room = max((math.log10(high) - math.log10(low)) * pad, 0.02)
         return Axis(10 ** (math.log10(low) - room), 10 ** (math.log10(high) + room), start, end, True)
-    if high - low <= 1e-9 * max(abs(low), abs(high)):  # one value only: shown against zero
-        low, high = (min(0.0, 1.5 * low), max(0.0, 1.5 * high)) if high else (0.0, 1.0)
+    if high - low <= max(1e-9 * max(abs(low), abs(high)), TINY):  # one value only: shown against zero
+        low, high = (min(0.0, 1.5 * low), max(0.0, 1.5 * high)) if abs(high) > TINY else (0.0, 1.0)
     room = (high - low) * pad
     return Axis(low - room, high + room, start, end)
 
