@@ -215,7 +215,7 @@ def test_attention_alone_without_skips_collapses_doubly_exponentially(seed):
     assert found[0] > 0.95 and max(found[6:]) < 1e-14
     growth = [math.log(b) / math.log(a) for a, b in pairwise(found) if 1e-13 < b < a < 0.5]
     assert len(growth) >= 2 and min(growth) > 2.5  # a plain exponential tends to 1
-    small = [math.log(b) / math.log(a) for a, b in pairwise(found) if a < 0.05 and b > 1e-14 / 2]
+    small = [math.log(b) / math.log(a) for a, b in pairwise(found) if a < 0.05 and b > 5e-15]
     assert small and all(2.7 < exponent < 3.4 for exponent in small)
     before, after = states[0], states[-1]
     assert effective_rank(before) > 0.9 and effective_rank(after).item() == pytest.approx(1 / WIDTH, rel=1e-4)
@@ -224,7 +224,7 @@ def test_attention_alone_without_skips_collapses_doubly_exponentially(seed):
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_causal_attention_without_skips_collapses_at_a_steady_rate(seed):
-    """The first token sees only itself, so the residual can shrink no faster than the second token's look at itself: about 1/2."""
+    """Measured: a plain exponential. A triangular mixing matrix keeps a second eigenvalue, the second token's look at itself, near 1/2."""
     states = attention_stack("none", seed, causal=True)
     found = residuals(states)
     assert found[0] > 0.95 and 1e-9 < found[24] < 1e-5

@@ -19,6 +19,7 @@ COST = {
     "tokens_per_second": 7439.4,
     "peak_memory": 441e6,
 }
+INLINE = {"b", "code", "span"}
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 
 
@@ -55,18 +56,33 @@ def rows(measures, layers, *, value=0.5, steps=(0, 100), null=0.9):
 
 def record(loss=4.0, *, seed=0, status="done", measures=(), notes=(), metrics=None, result=None, config=None, points=3):
     """One finished run."""
-    curve = [(100 * i // (points - 1), loss + 3 * math.exp(-5 * i / (points - 1)) - 3 * math.exp(-5)) for i in range(points)]
+    curve = [
+        (100 * i // (points - 1), loss + 3 * math.exp(-5 * i / (points - 1)) - 3 * math.exp(-5)) for i in range(points)
+    ]
     series = {"val/loss": curve, "val/bits_per_byte": [(100, loss / 2)], "train/loss": curve, "gradient/norm": curve}
     return RunRecord(
         f"{seed:x}" * 64,
         {"depth": 2, "width": 32, "data": "austen", "sequence_length": 64, "lr": 4e-3, **(config or {})},
         seed,
         status,
-        {"nulls": NULLS, "cost": COST, "step": 100, "data": {"name": "austen", "fingerprint": "ab" * 32}, **(result or {})},
+        {
+            "nulls": NULLS,
+            "cost": COST,
+            "step": 100,
+            "data": {"name": "austen", "fingerprint": "ab" * 32},
+            **(result or {}),
+        },
         {**series, **(metrics or {})},
         Measurements(measures),
         {"val/loss": "nats/token", "train/loss": "nats/token"},
-        {"platform": "Linux", "cpu": "a processor", "threads": 1, "device": "cpu", "git": None, "versions": {"torch": "2"}},
+        {
+            "platform": "Linux",
+            "cpu": "a processor",
+            "threads": 1,
+            "device": "cpu",
+            "git": None,
+            "versions": {"torch": "2"},
+        },
         {"torch": "2"},
         tuple(notes),
     )
@@ -85,6 +101,7 @@ class Page(HTMLParser):
         assert not self.open, f"never closed: {self.open}"
 
     def handle_starttag(self, tag, attrs):
+        self.words.append("" if tag in INLINE else " ")
         self.elements.append((tag, dict(attrs)))
         self.ids += [value for name, value in attrs if name == "id"]
         if tag not in VOID:
@@ -94,6 +111,7 @@ class Page(HTMLParser):
         self.elements.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag):
+        self.words.append("" if tag in INLINE else " ")
         assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
 
     def handle_data(self, data):
@@ -107,7 +125,7 @@ class Page(HTMLParser):
 
     @property
     def said(self):
-        return " ".join(" ".join(self.words).split())
+        return " ".join("".join(self.words).split())
 
     def pictures(self):
         """Every SVG, as XML."""
@@ -117,16 +135,21 @@ class Page(HTMLParser):
     def figures(self):
         """(title, number of SVGs, number of tables) of each figure."""
         parts = [part.partition("</figure>")[0] for part in self.text.split("<figure>")[1:]]
-        return [(p.split("<h3>")[1].split("</h3>")[0], p.count("role=\"img\""), p.count("<table")) for p in parts]
+        return [(p.split("<h3>")[1].split("</h3>")[0], p.count('role="img"'), p.count("<table")) for p in parts]
 
 
 def read(path):
     """The page at ``path``, with everything that holds for every page checked."""
     page = Page(path.read_text(encoding="utf-8"))
-    assert page.tags.isdisjoint({"script", "img", "iframe", "object", "embed", "link", "form", "a", "image", "use", "foreignobject"})
+    assert page.tags.isdisjoint(
+        {"script", "img", "iframe", "object", "embed", "link", "form", "a", "image", "use", "foreignobject"}
+    )
     assert len(page.ids) == len(set(page.ids))
     for tag, attrs in page.elements:
-        assert not any(name.startswith("on") or name in ("href", "src", "srcset", "action", "xlink:href", "style") for name in attrs), tag
+        assert not any(
+            name.startswith("on") or name in ("href", "src", "srcset", "action", "xlink:href", "style")
+            for name in attrs
+        ), tag
     styles = [part.partition("</style>")[0] for part in page.text.split("<style>")[1:]]
     assert len(styles) == 1
     assert "url(" not in styles[0]

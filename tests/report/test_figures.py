@@ -119,6 +119,15 @@ def test_a_figure_without_a_finite_value_says_so(values):
     parse(figure)
 
 
+def test_a_diverged_run_does_not_set_the_scale():
+    arm, lost = Line("a", [0, 1, 2], [1.0, 2.0, 3.0]), Line("b", [0, 1, 2], [1.0, 2.0, 1e9], kind="lost")
+    with_it, without = draw(arm, lost), draw(arm)
+    assert drawn(with_it, "arm")[0].get("d") == drawn(without, "arm")[0].get("d")
+    assert points(drawn(with_it, "lost")[0])[2][1] == 24.0  # the upper edge
+    assert "A curve on the edge lies beyond it." in with_it.caption
+    assert "edge" not in without.caption
+
+
 def test_log_axis_only_where_it_helps():
     wide, narrow = Line("a", [0, 1, 2], [0.01, 1.0, 100.0], [0.5] * 3), Line("a", [0, 1], [1.0, 2.0])
     assert "log scale" in draw(wide, log_y=True).svg
@@ -130,7 +139,18 @@ def test_log_axis_only_where_it_helps():
 
 
 @pytest.mark.parametrize(
-    "values", [[0.0], [0.0, 0.0], [5.0, 5.0], [-3.0, -3.0], [1e-30, 2e-30], [1e18, 3e18], [-1e-7, 1e-7], [1e308, -1e308], [5e-324]]
+    "values",
+    [
+        [0.0],
+        [0.0, 0.0],
+        [5.0, 5.0],
+        [-3.0, -3.0],
+        [1e-30, 2e-30],
+        [1e18, 3e18],
+        [-1e-7, 1e-7],
+        [1e308, -1e308],
+        [5e-324],
+    ],
 )
 def test_any_range_gives_a_picture_with_ticks(values):
     figure = draw(Line("a", range(len(values)), values))

@@ -19,8 +19,6 @@ def configure(parser) -> None:
 
 
 def run(args) -> ExitCode:
-    from thalweg.records.run import RunFolder
-
     confirm_output(args.output, args.overwrite)
     if Path(args.plan).is_dir():
         for flag in ("scale", "records"):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from thalweg.reports.figures import Figure, Line, lines
-from thalweg.reports.text import counted, deviation, listed, mean
+from thalweg.reports.text import deviation, listed, mean
 from thalweg.studies.store import RunRecord
 
 Arms = Mapping[str, Sequence[RunRecord]]  # arm -> its records, one per seed
@@ -54,7 +54,7 @@ def _over_steps(name: str, arms: Arms) -> Figure | None:
         return None
     unit = next((r.units[name] for records in arms.values() for r in records if r.units.get(name)), "")
     curves += _null(name, arms, curves)
-    caption = f"Mean over {counted(count, 'seed')}" if count else "No run ended"
+    caption = f"Mean over {count} seeds" if count > 1 else "One seed" if count else "No run ended"
     caption += "; band: standard deviation over seeds." if count > 1 else "."
     if left_out:
         caption += f" Diverged and not drawn: {listed(left_out)}."

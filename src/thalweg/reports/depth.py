@@ -8,7 +8,7 @@ from thalweg.records.measurements import Measurement, Measurements
 from thalweg.reports.curves import Arms, lost, sound
 from thalweg.reports.figures import Figure, Kind, Line, lines
 from thalweg.reports.measures import DIAGNOSTIC, GROUPS, HEADLINE, place, shown
-from thalweg.reports.text import counted, deviation, listed, mean
+from thalweg.reports.text import counted, deviation, listed, mean, number
 from thalweg.studies.store import RunRecord
 
 MOST_STARTS = 8  # arms up to which the state before training is drawn beside
@@ -124,17 +124,19 @@ def _line(label: str, profiles: Sequence[dict[int, float]], look: int, kind: Kin
 
 def _nulls(name: str, arms: Arms) -> list[Line]:
     """The null by layer where rows carry one: once, unless arms differ in it (by their width, say)."""
-    found: dict[tuple, list[str]] = {}
+    found: dict[tuple, tuple[dict[int, float], list[str]]] = {}
     for arm, records in arms.items():
         for record in records[:1]:
             last = max((row.step for row in record.measures if row.step is not None), default=None)
             rows = [r for r in record.measures if r.null is not None and r.step == last and r.site != "stream.left"]
-            by_layer = {r.layer: float(f"{r.null:.4g}") for r in rows if r.layer is not None and r.null is not None}
+            by_layer = {r.layer: r.null for r in rows if r.layer is not None and r.null is not None}
             if by_layer:
-                found.setdefault((rows[0].null_kind, *sorted(by_layer.items())), []).append(arm)
+                key = (rows[0].null_kind, *((layer, number(by_layer[layer])) for layer in sorted(by_layer)))
+                found.setdefault(key, (by_layer, []))[1].append(arm)
     several = len({tuple(values) for _, *values in found}) > 1
     made = []
-    for (kind, *points), names in found.items():
+    for (kind, *_), (by_layer, names) in found.items():
         label = f"null: {kind or 'as given'}{f' ({listed(names, 3)})' if several else ''}"
-        made.append(Line(label, [layer for layer, _ in points], [value for _, value in points], kind="null"))
+        layers = sorted(by_layer)
+        made.append(Line(label, layers, [by_layer[layer] for layer in layers], kind="null"))
     return made

@@ -87,14 +87,18 @@ def lines(
     """
     values = [y for curve in curves for y in curve.y if math.isfinite(y)]
     log = log_y and bool(values) and min(values) > 0 and max(values) >= 10 * min(values)
-    edges = [end for curve in curves for i in range(len(curve.y)) for end in _ends(curve, i)]
+    framed = [curve for curve in curves if curve.kind != "lost"] or curves  # a diverged run does not set the scale
+    seen = [y for curve in framed for y in curve.y if math.isfinite(y)]
+    edges = [end for curve in framed for i in range(len(curve.y)) for end in _ends(curve, i)]
     x = svg.axis((v for curve in curves for v in curve.x), LEFT, RIGHT, pad=0.03)
-    y = svg.axis(values if log else [*values, *edges], BOTTOM, TOP, log=log)
+    y = svg.axis(seen if log else [*seen, *edges], BOTTOM, TOP, log=log)
     parts = [*_frame(x, y, x_label, f"{y_label}, log scale" if log else y_label, whole_x, bool(values))]
     for kind in ("null", "start", "lost", "arm"):  # what matters most is drawn last
         chosen = [curve for curve in curves if curve.kind == kind]
         parts += [part for curve in chosen for part in _band(curve, x, y)]
         parts += [part for curve in chosen for part in _curve(curve, x, y)]
+    if any(not y.low <= v <= y.high for v in values):
+        caption = f"{caption} A curve on the edge lies beyond it."
     left_out = sum(not math.isfinite(v) for curve in curves for v in curve.y)
     if left_out:
         caption = f"{caption} {left_out} of the values not finite: a gap in the picture."

@@ -37,6 +37,7 @@ def cost_table(arms: Arms, roles: Mapping[str, str]) -> Table:
     quality |= {name: name.removeprefix("task/").replace("_", " ") for name in tasks}
     columns = (
         "arm",
+        "runs",
         *quality.values(),
         "parameters",
         "of the connection",
@@ -44,7 +45,6 @@ def cost_table(arms: Arms, roles: Mapping[str, str]) -> Table:
         "tokens/s",
         "peak memory",
         "tokens",
-        "runs",
     )
     rows = []
     for arm, records in arms.items():
@@ -54,6 +54,7 @@ def cost_table(arms: Arms, roles: Mapping[str, str]) -> Table:
         rows.append(
             (
                 f"{arm} ({role})" if role and role != "treatment" else arm,
+                f"{len(ended)}, {gone} diverged" if gone else str(len(ended)),
                 *(mean_sd([v for r in ended if (v := r.last(name)) is not None]) for name in quality),
                 big(_middle(records, "parameters")),
                 big(_middle(records, "connection_parameters")),
@@ -61,12 +62,11 @@ def cost_table(arms: Arms, roles: Mapping[str, str]) -> Table:
                 number(_middle(ended or records, "tokens_per_second"), 3),
                 big(_middle(ended or records, "peak_memory"), "B"),
                 big(_middle(ended or records, "tokens")),
-                f"{len(ended)}, {gone} diverged" if gone else str(len(ended)),
             )
         )
-    empty = len(columns) - 3
+    empty = len(columns) - 4
     for label, (loss, bits) in nulls_of(arms).items():
-        rows.append((f"null: {label}", number(loss), number(bits), *(NONE for _ in range(empty))))
+        rows.append((f"null: {label}", NONE, number(loss), number(bits), *(NONE for _ in range(empty))))
     return Table(columns, rows, COST_NOTE if any(records for records in arms.values()) else "")
 
 

@@ -100,7 +100,7 @@ class Wrapped:
         if self.kind == "fsdp":
             shard(model, bfloat16=bfloat16)
         elif self.kind == "ddp":
-            self._call = DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+            self._call = DistributedDataParallel(model, forward_sync_buffers=False, gradient_as_bucket_view=True)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call(*args, **kwargs)
