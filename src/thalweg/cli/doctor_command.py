@@ -14,7 +14,7 @@ EXAMPLES = """examples:
   thalweg doctor
   thalweg doctor --json"""
 
-CORE = ("torch", "transformers", "numpy", "scipy", "safetensors", "tokenizers", "jinja2", "matplotlib", "rich")
+CORE = ("torch", "transformers", "numpy", "scipy", "safetensors", "tokenizers", "jinja2", "rich")
 EXTRAS = {"datasets": "data", "tensorboard": "track", "trackio": "track", "wandb": "wandb"}
 LEAST_FREE = 1 << 30
 
