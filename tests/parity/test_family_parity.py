@@ -39,7 +39,15 @@ LLAMA = {
     "rope_parameters": ROPE,
     "tie_word_embeddings": True,
 }
-OURS = {"vocab_size": VOCAB, "width": WIDTH, "depth": DEPTH, "heads": HEADS, "ffn_width": FFN, "norm_eps": EPS, "rope_base": BASE}
+OURS = {
+    "vocab_size": VOCAB,
+    "width": WIDTH,
+    "depth": DEPTH,
+    "heads": HEADS,
+    "ffn_width": FFN,
+    "norm_eps": EPS,
+    "rope_base": BASE,
+}
 FACTOR = 0.22
 
 
@@ -66,7 +74,9 @@ def prepared(cls, config):
     """Their model in float64 all the way, with random weights everywhere."""
     torch.manual_seed(0)
     model = cls(config).double().eval()
-    model.config._attn_implementation = "sdpa"  # the eager one takes its softmax in float32; without a cap they are the same
+    model.config._attn_implementation = (
+        "sdpa"  # the eager one takes its softmax in float32; without a cap they are the same
+    )
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child).__name__.endswith("RMSNorm"):
@@ -123,7 +133,9 @@ def gemma2():
     )
     theirs = prepared(Gemma2ForCausalLM, config)
     theirs.model.embed_tokens.embed_scale.fill_(1.0)  # ours does not scale embeddings
-    ours = Decoder(DecoderConfig(**OURS, kv_heads=2, logit_softcap=CAP, connection_options={"update_norm": True})).double()
+    ours = Decoder(
+        DecoderConfig(**OURS, kv_heads=2, logit_softcap=CAP, connection_options={"update_norm": True})
+    ).double()
     norms = (
         {"input_norm": "input_layernorm", "update_norm": "post_attention_layernorm"},
         {"input_norm": "pre_feedforward_layernorm", "update_norm": "post_feedforward_layernorm"},

@@ -98,13 +98,13 @@ def seen_dtypes() -> dict[str, list[str]]:
 
 
 def losses_of_every_connection(ranks: Ranks) -> dict[str, dict[str, list[float]]]:
-    """Three losses of each connection: in one process, replicated, sharded."""
+    """Two losses of each connection: in one process, replicated, sharded."""
     found = {}
     for name in connections.names():
         for kind, who in (("alone", Ranks()), ("ddp", ranks), ("fsdp", ranks)):
             changes = {"parallel": kind} if kind != "alone" else {}
             engine = Engine(config(connection=name, **changes), Ragged(), torch.device("cpu"), who)
-            for step in (1, 2, 3):
+            for step in (1, 2):
                 found.setdefault(name, {}).setdefault(kind, []).append(engine.gradients().loss)
                 engine.update(step)
     return found

@@ -13,7 +13,9 @@ WIDTH, FFN = 32, 128
 
 
 def config(**changes):
-    return DecoderConfig(**{"vocab_size": 16, "width": WIDTH, "depth": 2, "heads": 2, "feed_forward": "gelu", **changes})
+    return DecoderConfig(
+        **{"vocab_size": 16, "width": WIDTH, "depth": 2, "heads": 2, "feed_forward": "gelu", **changes}
+    )
 
 
 def bare(config):
@@ -241,7 +243,9 @@ def test_mgt_adds_two_square_maps_three_vectors_and_a_scalar_to_every_sublayer(d
     assert counted("mgt", depth, alpha_per="network") - base == extra - 2 * depth + 1
 
 
-@pytest.mark.parametrize(("depth", "base", "mgt"), [(12, 9.4, 12.6), (24, 18.9, 25.2), (48, 37.7, 50.3), (100, 78.6, 104.9)])
+@pytest.mark.parametrize(
+    ("depth", "base", "mgt"), [(12, 9.4, 12.6), (24, 18.9, 25.2), (48, 37.7, 50.3), (100, 78.6, 104.9)]
+)
 def test_equal_hyper_parameters_are_not_equal_parameters(depth, base, mgt):
     """Millions without embeddings: 12 d^2 and 16 d^2 a layer; the vectors add less than 0.25 %."""
     for connection, squares, millions in (("additive", 12, base), ("mgt", 16, mgt)):

@@ -15,7 +15,6 @@ from thalweg.models.trace import StreamTrace
 from thalweg.records.measurements import Measurement
 from thalweg.training import checkpoint, schedule
 from thalweg.training.config import TrainConfig
-from thalweg.training.cost import train_flops
 from thalweg.training.determinism import derive_seed, random_state, set_random_state
 from thalweg.training.diagnostics import Movement, gradient_by_layer, stream_by_layer
 from thalweg.training.evaluation import evaluate, held_out_length
@@ -49,7 +48,6 @@ class Engine:
         self.movement = Movement(self.model)
         self.parameters = sum(p.numel() for p in self.model.parameters())
         self.connection_parameters = sum(p.numel() for p in self.movement.start.values())
-        self.flops_per_token = train_flops(self.model.config, config.sequence_length)
         if config.compile:
             self.model.compile_blocks()
         self.wrapped = Wrapped(self.model, ranks, config.parallel, bfloat16=config.precision == "bfloat16")

@@ -16,7 +16,7 @@ from thalweg.records import RunFolder, provenance
 from thalweg.records.measurements import Measurement
 from thalweg.training import checkpoint
 from thalweg.training.config import TrainConfig, changes
-from thalweg.training.cost import Meter
+from thalweg.training.cost import Meter, train_flops
 from thalweg.training.determinism import derive_seed, pick_device, reproducible
 from thalweg.training.diagnostics import largest
 from thalweg.training.divergence import DivergenceRule
@@ -160,7 +160,7 @@ class _Loop:
         except Interrupted:
             raise
         except KeyboardInterrupt:  # the second one: at once, without saving
-            self.finish("interrupted", "stopped at once; the last checkpoint stands")
+            self.finish("interrupted", "stopped at once; the last checkpoint stands", together=False)
             raise
         except Exception as error:
             if self.ranks.first:
@@ -338,7 +338,7 @@ class _Loop:
             f"interrupted ({asked}) after step {self.step} of {self.steps}; saved, resume with the same command and --resume"
         )
 
-    def finish(self, status: str, reason: str = "") -> RunResult:
+    def finish(self, status: str, reason: str = "", *, together: bool = True) -> RunResult:
         result = RunResult(
             status,
             self.step,
@@ -356,13 +356,15 @@ class _Loop:
         if self.ranks.first:
             self.folder.finish(status, result.to_plain())
         self.tell("end", text=f"{status}: {reason}" if reason else status)
+        if together:
+            self.ranks.wait()  # a rank that leaves early may close a connection that another still reads from
         return result
 
     def cost(self) -> dict[str, float]:
         return {
             "parameters": self.engine.parameters,
             "connection_parameters": self.engine.connection_parameters,
-            "flops_per_token": self.engine.flops_per_token,
+            "flops_per_token": train_flops(self.engine.model.config, self.config.sequence_length),
             "tokens": self.meter.tokens,
             "seconds": self.meter.seconds,
             "tokens_per_second": self.meter.tokens_per_second,

@@ -56,6 +56,11 @@ class Ranks:
         dist.all_gather_object(values, value)
         return values
 
+    def wait(self) -> None:
+        """Until all ranks are here."""
+        if self.world > 1:
+            dist.barrier()
+
     def first_does(self, action: Callable[[], Any]) -> Any:
         """Run ``action`` on the first rank and give its result, or its error, to all."""
         if self.world == 1:
