@@ -16,7 +16,7 @@ KIND = "study-run"
 ENDED = ("done", "diverged")  # results; anything else is no record
 
 # Logged series that verdicts and reports read; the rest stays in the run folder, which is not committed.
-KEPT = ("train/loss", "val/", "task/", "stability/", "moved/", "gradient/")
+KEPT = ("train/loss", "val/", "task/", "moved/", "gradient/")
 MOST_POINTS = 80  # of one series; evenly thinned, first and last kept
 
 
