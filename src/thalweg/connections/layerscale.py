@@ -89,6 +89,10 @@ class LayerScale(Stream):
             "initial weights: the model's own distribution, without a factor for depth",
             "no weight decay on scale",
         ),
+        verified=(
+            "loop-written reference in float64, outputs and all gradients",
+            "transformers: Granite, the scale held at its residual multiplier; logits and gradients in float64",
+        ),
         bibtex="@inproceedings{touvron2021going, title={Going Deeper with Image Transformers}, author={Touvron, Hugo "
         "and Cord, Matthieu and Sablayrolles, Alexandre and Synnaeve, Gabriel and J{\\'e}gou, Herv{\\'e}}, "
         "booktitle={ICCV}, year={2021}}",

@@ -76,6 +76,10 @@ class PostNorm(Stream):
             "no norm on the embedding (enter_norm adds one) and no final norm (the last site has normalised)",
         ),
         deviations=("the norm is the model's (RMSNorm by default) where the paper has LayerNorm with bias",),
+        verified=(
+            "loop-written reference in float64, outputs and all gradients",
+            "torch.nn.TransformerEncoder with norm_first=False; logits and gradients in float64",
+        ),
         bibtex="@inproceedings{vaswani2017attention, title={Attention Is All You Need}, author={Vaswani, Ashish and "
         "others}, booktitle={NeurIPS}, year={2017}}",
     )
