@@ -1,10 +1,13 @@
 """Running a study: what is missing, in complete seed blocks, resumable at any moment."""
 
 import dataclasses
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 from thalweg.errors import ExitCode, InputError, ThalwegError
@@ -158,7 +161,7 @@ def _execute(study: Study, batch: list[Job], jobs: int, on_event) -> Iterator[tu
         for job in batch:
             yield job, _one(study, job, on_event)
         return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with terminated_as_interrupt(), ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         futures: dict[Future, Job] = {pool.submit(_train, job.config, folder_of(study, job)): job for job in batch}
         try:
             while futures:
@@ -170,7 +173,26 @@ def _execute(study: Study, batch: list[Job], jobs: int, on_event) -> Iterator[tu
         except BaseException:
             for future in futures:
                 future.cancel()
+            for worker in active_children():  # each saves its run and ends; none trains on without its study
+                worker.terminate()
             raise
+
+
+@contextmanager
+def terminated_as_interrupt() -> Iterator[None]:
+    """Treat SIGTERM as Ctrl-C, so that the workers are told; only the main thread may ask for that."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def folder_of(study: Study, job: Job) -> Path:
