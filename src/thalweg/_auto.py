@@ -51,6 +51,8 @@ class _Registering(importlib.abc.Loader):
         return self.loader.create_module(spec)
 
     def exec_module(self, module) -> None:
-        module.__loader__ = module.__spec__.loader = self.loader
+        module.__loader__ = self.loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self.loader
         self.loader.exec_module(module)
         register(module)

@@ -18,7 +18,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
     Raises: InputError that names the file and, for broken syntax, the line.
     """
-    path = Path(path)
+    path = checked_path(path)
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -31,8 +31,20 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise InputError(
             f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); TOML must be UTF-8"
         ) from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError is one; so is a number of thousands of digits
         raise InputError(f"{path} is not valid TOML: {error}") from None
+    except RecursionError:
+        raise InputError(f"{path} is nested too deeply; give a flatter table") from None
+
+
+def checked_path(given: str | Path, *, expand: bool = False) -> Path:
+    """``given`` as a path; with ``expand`` a leading ``~`` is the home folder. Raises: InputError for what no file can be called."""
+    if "\0" in str(given):
+        raise InputError(f"a path cannot hold a NUL byte, got {str(given)!r}; give another name")
+    try:
+        return Path(given).expanduser() if expand else Path(given)
+    except RuntimeError:
+        raise InputError(f"{given} names the home folder of an unknown user; write the whole path") from None
 
 
 def build(cls: type[C], values: Mapping[str, Any], where: str = "") -> C:
@@ -113,6 +125,7 @@ def _wrong(where: str, hint: Any, value: Any) -> InputError:
     name = getattr(hint, "__name__", None) if get_origin(hint) is None else None
     return InputError(
         f"{where} must be {name or str(hint).replace('typing.', '')}, got {value!r} ({type(value).__name__})"
+        + ("; write true or false" if hint is bool else "")
     )
 
 
@@ -123,10 +136,16 @@ def parse_assignments(pairs: list[str], where: str = "option") -> dict[str, Any]
         key, sign, text = pair.partition("=")
         if not sign or not key.strip():
             raise InputError(f"{where} must look like NAME=VALUE, got {pair!r}")
+        if "\n" in pair or "\r" in pair:
+            raise InputError(f"{where} must stand on one line, got {pair!r}; give one NAME=VALUE at a time")
         try:
             values[key.strip()] = tomllib.loads(f"x = {text}")["x"]
         except tomllib.TOMLDecodeError:
             values[key.strip()] = text
+        except ValueError as error:  # a number of thousands of digits
+            raise InputError(f"the value of {key.strip()} cannot be read: {error}") from None
+        except RecursionError:
+            raise InputError(f"the value of {key.strip()} is nested too deeply; give a flatter one") from None
     return values
 
 

@@ -23,6 +23,15 @@ class ThalwegError(Exception):
 
     exit_code: ExitCode = ExitCode.INPUT
 
+    def __reduce__(
+        self,
+    ) -> tuple:  # errors cross from worker processes; some are made from other arguments than they hold
+        return _rebuilt, (type(self), self.args), self.__dict__ or None
+
+
+def _rebuilt(kind: type[ThalwegError], args: tuple) -> ThalwegError:
+    return kind.__new__(kind, *args)
+
 
 class InputError(ThalwegError, ValueError):
     """What was given cannot be used: says what was got, what is allowed and what to do."""

@@ -70,9 +70,10 @@ class Registry(Generic[T]):
     def _load_entry_point(self, point) -> None:
         try:
             point.load()  # importing the module runs its ``register`` call
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            why = str(error) or type(error).__name__
             raise InputError(
-                f"{self.kind} entry point {point.name!r} ({point.value}) cannot be loaded: {error}; fix or uninstall that package"
+                f"{self.kind} entry point {point.name!r} ({point.value}) cannot be loaded: {why}; fix or uninstall that package"
             ) from error
 
     def names(self) -> list[str]:

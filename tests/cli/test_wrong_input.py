@@ -44,6 +44,12 @@ def place(tmp_path, done_run, monkeypatch):
     (tmp_path / "unknown.toml").write_text("dpth = 3")
     (tmp_path / "wrong_type.toml").write_text('depth = "three"')
     (tmp_path / "latin.toml").write_bytes(b'connection = "\xe9"')
+    (tmp_path / "deep.toml").write_text("x = " + "[" * 5000)
+    (tmp_path / "digits.toml").write_text("depth = " + "9" * 5000)
+    (tmp_path / "nul_text.toml").write_text(r'data = "text:a\u0000b"')
+    (tmp_path / "nul_tokenizer.toml").write_text(r'tokenizer = "a\u0000b"')
+    (tmp_path / "list.json").write_text('["thalweg"]')
+    (tmp_path / "half.json").write_text('{"thalweg": "json"}')
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "blank.txt").write_text(" \n\n ")
     (tmp_path / "one_token.txt").write_text("a")
@@ -141,6 +147,34 @@ CASES = {
     "show an unknown measure": (["show", "measure", "effective_rnk"], "Did you mean 'effective_rank'"),
     "generate from a task": (["generate", "done", "--prompt", "x"], "has no text"),
     "generate from nothing": (["generate", "nothing", "--prompt", "x"], "no such run"),
+    "generate hotter than any number": (["generate", "done", "--prompt", "x", "--temperature", "inf"], "finite number"),
+    "generate at no temperature": (["generate", "done", "--prompt", "x", "--temperature", "nan"], "finite number"),
+    "generate with a seed too large": (["generate", "done", "--prompt", "x", "--seed", str(2**63)], "0..2**63-1"),
+    "generate with a negative seed": (["generate", "done", "--prompt", "x", "--seed", "-1"], "0..2**63-1"),
+    "a prompt that is no text": (["generate", "done", "--prompt", "a\udcff"], "not UTF-8 text"),
+    "TOML nested too deeply": (["train", "deep.toml"], "nested too deeply"),
+    "TOML with an endless number": (["train", "digits.toml"], "not valid TOML"),
+    "a value nested too deeply": (["train", "--layers", "[" * 5000], "nested too deeply"),
+    "an endless number": (["train", "--depth", "9" * 5000], "cannot be read"),
+    "two values in one": (["train", "--depth", "1\nwidth = 8"], "one line"),
+    "a word for a switch": (["train", "--compile", "yes"], "write true or false"),
+    "absurd width": (["train", "--width", str(2**40)], "width must be at most"),
+    "absurd depth": (["train", "--depth", str(10**12)], "depth must be at most"),
+    "absurd batch": (["train", "--batch-size", str(10**400)], "batch_size must be at most"),
+    "absurd vocabulary": (["train", "--vocab-size", str(2**62)], "vocab_size must be at most"),
+    "absurd number of steps": (["train", "--steps", str(10**400)], "steps must be at most"),
+    "text of an unknown user": (["train", "--data", "text:~nosuchuser/x.txt"], "unknown user"),
+    "data of an unknown user": (["train", "--data", "~nosuchuser"], "unknown user"),
+    "dataset of an unknown user": (["train", "--data", "hf:~nosuchuser/x.txt"], "unknown user"),
+    "tokenizer of an unknown user": (["train", "--tokenizer", "~nosuchuser/x.json"], "unknown user"),
+    "NUL in an argument": (["study", "new", "a\0.toml"], "NUL"),
+    "NUL in the path of a text": (["train", "nul_text.toml"], "NUL"),
+    "NUL in the path of a tokenizer": (["train", "nul_tokenizer.toml"], "NUL"),
+    "tokenizer of another kind": (["train", "--tokenizer", "list.json"], "is not JSON of a table"),
+    "tokenizer without its parts": (["train", "--tokenizer", "half.json"], "no valid 'tokenizer'"),
+    "report without a name": (["report", "done", "-o", ""], "the output needs a name"),
+    "resume without a name": (["train", "--resume", ""], "needs the folder of a run"),
+    "output without a name": (["train", *SMALL, "-o", ""], "needs the folder of a run"),
     "compare with nothing": (["compare-runs", "done", "nothing"], "no such run"),
 }
 

@@ -69,6 +69,25 @@ def test_an_exception_is_a_finding():
     assert result.reason == "raises ValueError: no such thing"
 
 
+def test_a_norm_slot_that_nothing_uses_is_a_finding():
+    class Deaf(StreamSite):
+        def write(self, state, update, context):
+            return state + update
+
+    class Heedless(Additive):
+        SiteModule = Deaf
+
+        def reference(self, embedding, sublayers, tokens=None):
+            for site in self.sites:
+                site.update_norm.kind = "none"  # heedless as well, so the two agree
+            return super().reference(embedding, sublayers, tokens)
+
+    (result,) = check_connection(Heedless, options={}, only=["slots"], raises=False).results
+    assert "with update_norm: no gradient at the declared start: sites.0.update_norm.weight" in result.reason
+    (result,) = check_connection("additive", options={"update_norm": True}, only=["slots"]).results
+    assert not result.applies and "default options" in result.reason
+
+
 def test_options_are_one_set_or_several():
     several = [{"norm": "layernorm"}, {"update_norm": True}]
     report = check_connection("pre_norm", options=several, only=["shapes"])

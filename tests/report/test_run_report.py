@@ -63,7 +63,7 @@ def test_order_and_content(tmp_path):
     assert [h for h in found.headings if h[:1].isdigit()] == SECTIONS
     assert found.headings[0] == "mgt, 2 layers, seed 3"
     for text in (
-        "done: validation loss 6.5 nats/token after 20 steps.",
+        "done: validation loss 6.5 nats/token after 20 steps. Has not learned: loss 6.500 is not below the unigram entropy",
         "null: unigram entropy 6 nats/token",
         "null: xz 2.4 bits/byte",
         "90.8 k",

@@ -157,6 +157,39 @@ def test_a_diverged_run_is_shown_and_kept_out_of_the_means(tmp_path):
     assert "Rule for divergence applied: mgt seed 1" in shown.said
 
 
+def test_an_arm_that_has_not_learned_is_marked_everywhere(tmp_path):
+    found = runs()
+    found["mgt"] = {**found["mgt"], 2: record(6.5, seed=2)}
+    plan = template(small={"kind": "demo"})
+    shown = page(study(found, plan=plan), tmp_path)
+    assert "demo: too small to judge. Has not learned: mgt." in shown.said
+    assert "demo: too small to judge; has not learned: mgt seed 2" in shown.said
+    assert "5, 1 not learned" in shown.said
+    assert "mgt has not learned: seed 2: loss 6.500 is not below the unigram entropy 6.000." in shown.said
+    assert "additive has not learned" not in shown.said
+
+
+def test_arms_of_a_contrast_that_differ_in_size_are_pointed_out(tmp_path):
+    alike = page(study(runs()), tmp_path)
+    assert "compares arms that differ" not in alike.said
+    found = runs()
+    found["mgt"] = {
+        s: dataclasses.replace(r, result={**r.result, "cost": {**r.cost, "parameters": 100_000}})
+        for s, r in found["mgt"].items()
+    }
+    shown = page(study(found), tmp_path)
+    assert "H1 compares arms that differ in parameters: mgt has 10% more than additive_matched" in shown.said
+    assert "differ in FLOPs" not in shown.said
+
+
+def test_arms_are_described_and_commands_name_no_folder(tmp_path):
+    shown = page(study(runs(), plan_path="/home/someone/plans/p.toml"), tmp_path)
+    assert "mgt treatment mgt preset residual" in shown.said
+    assert "parameters of mgt, by ffn_width" in shown.said
+    assert "thalweg study run p.toml --scale small" in shown.said
+    assert "/home/someone" not in shown.said
+
+
 def test_an_arm_that_always_diverges_is_named(tmp_path):
     found = runs(measures=rows(["effective_rank"], 3))
     found["mgt"] = {s: dataclasses.replace(r, status="diverged") for s, r in found["mgt"].items()}

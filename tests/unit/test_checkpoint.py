@@ -172,3 +172,46 @@ def test_what_a_killed_save_left_is_removed_by_the_next(tmp_path):
     assert checkpoint.list_steps(tmp_path) == [10]
     save(tmp_path, 20, 20)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000010", "step-00000020"]
+
+
+@pytest.mark.parametrize(("number", "advice"), [(errno.ENOSPC, "make room"), (errno.EACCES, "put that right")])
+def test_only_a_full_disk_is_told_to_make_room(tmp_path, monkeypatch, number, advice):
+    def refuse(*args, **kwargs):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(checkpoint, "save_file", refuse)
+    with pytest.raises(CheckpointError, match=f"{advice} and start again"):
+        save(tmp_path, 1, 1)
+
+
+@pytest.mark.parametrize("name", [checkpoint.WEIGHTS, checkpoint.STATE])
+@pytest.mark.parametrize("content", [b"", b"\x80", b"nonsense" * 20, b"PK\x03\x04"])
+def test_foreign_files_are_refused_by_name(tmp_path, name, content):
+    saved = checkpoint.read(save(tmp_path, 1, 1))
+    (saved.path / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=name) as caught:
+        saved.weights() if name == checkpoint.WEIGHTS else saved.state()
+    assert one_line(caught)
+
+
+def test_a_manifest_without_its_step_is_refused(tmp_path):
+    path = save(tmp_path, 1, 1)
+    for edited in ({"step": "1"}, {"best_step": [1]}):
+        manifest = json.loads((path / checkpoint.MANIFEST).read_text()) | edited
+        (tmp_path / "step-00000009").mkdir(exist_ok=True)
+        (tmp_path / "step-00000009" / checkpoint.MANIFEST).write_text(json.dumps(manifest))
+        with pytest.raises(CheckpointError, match="does not say its step"):
+            checkpoint.read(tmp_path / "step-00000009")
+
+
+def test_weights_that_are_no_finite_numbers_are_refused(tmp_path):
+    good = {name: value.detach().clone() for name, value in checkpoint.named_weights(make_model()).items()}
+    name = "embedding.weight"
+    for broken, says in (
+        (good[name].fill_(float("nan")), "not finite"),
+        (good[name].new_ones(11, 8).long(), "has types"),
+    ):
+        weights = good | {name: broken}
+        path = checkpoint.save(tmp_path / says[:3], 1, weights=weights, state={}, manifest={"best_step": 1})
+        with pytest.raises(CheckpointError, match=f"{says}.*embedding"):
+            checkpoint.load_weights(make_model(), checkpoint.read(path).weights(), path)

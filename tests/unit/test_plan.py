@@ -1,12 +1,16 @@
 """Plan files: strict reading, identity, power check, locks."""
 
 import copy
+import datetime
+import json
+import re
 import tomllib
 from importlib import resources
 
 import pytest
 
-from thalweg.errors import InputError, UnknownNameError
+from thalweg.cli import main
+from thalweg.errors import CheckpointError, InputError, UnknownNameError
 from thalweg.studies import locking as locks
 from thalweg.studies.check import check
 from thalweg.studies.library import find, shipped_folder
@@ -50,10 +54,20 @@ def test_template_is_a_plan_that_can_be_locked(table):
         ("scale.small.kind", "serious", "unknown value for scale.small.kind"),
         ("scale.small.seeds", "five", "must be"),
         ("hypotheses", [], "at least one entry"),
+        ("train.clip", float("nan"), "train.clip must be a finite number"),
+        ("scale.small.train.lr", float("inf"), "scale.small.train.lr must be a finite number"),
+        ("arms.mgt.options.preset", datetime.date(2026, 1, 2), "arms.mgt.options.preset is a date"),
+        ("scale.small.learning_rates", [1e-3, float("nan"), 4e-3], "scale.small.learning_rates[1] must be a finite"),
+        ("scale.small.learning_rates", [0.0, 1e-3, 2e-3], "must be positive and finite"),
+        ("scale.small.tuning_fraction", 0.0, "must lie in (0, 1]"),
+        ("scale.small.tuning_fraction", 1.5, "must lie in (0, 1]"),
+        ("scale.small.extend", -1, "must be 0 or more"),
+        ("arms.a/b", {"connection": "mgt"}, "a name holds only letters"),
+        ("scale.", {"kind": "demo", "seeds": [0]}, "a name holds only letters"),
     ],
 )
 def test_wrong_plans(table, path, value, says):
-    with pytest.raises(InputError, match=says.replace("[", r"\[").replace("]", r"\]")):
+    with pytest.raises(InputError, match=re.escape(says)):
         parse(changed(table, path, value))
 
 
@@ -73,11 +87,45 @@ def test_hash_sees_values_and_nothing_else(table, tmp_path):
         ("scale.small.learning_rates", [], "one grid"),
         ("scale.small.learning_rates", [1e-3, 2e-3], "at least 3"),
         ("hypotheses.0.primary", False, "needs a primary hypothesis"),
+        ("hypotheses.0.at", "finale", "at must be one of final, best"),
+        ("hypotheses.0.at", "layer:-1", "layer:K with a number"),
+        ("hypotheses.0.diverged", "unigramm", "diverged must be unigram, inconclusive or a finite number"),
     ],
 )
 def test_confirmatory_plans_that_cannot_decide_are_refused(table, path, value, says):
     with pytest.raises(InputError, match=says):
         check(parse(changed(table, path, value)), "small").require()
+
+
+def test_power_is_shown_in_the_sign_of_the_contrast_and_asks_nothing_of_a_demo(table):
+    (power,) = check(parse(table), "small").powers
+    assert (power.result.effect, power.result.margin, power.direction) == (-0.06, -0.02, "less")
+    assert -0.06 < power.result.detectable < -0.02
+    weak = check(parse(changed(table, "hypotheses.0.sd", 0.5)), "smoke")
+    assert weak.problems == ()
+    assert not any("needs" in remark for remark in weak.remarks)
+
+
+def test_check_of_a_plan_with_problems_ends_in_one_error_line(table, tmp_path, capsys):
+    text = (resources.files("thalweg.studies") / "template.toml").read_text(encoding="utf-8")
+    (tmp_path / "p.toml").write_text(text.replace('at = "final"', 'at = "finale"').replace("sd = 0.015", "sd = 0.5"))
+    assert main(["study", "check", str(tmp_path / "p.toml"), "--scale", "smoke", "--quiet"]) == 2
+    out, err = capsys.readouterr()
+    assert "< -0.02" in out
+    assert re.fullmatch(r"error: the plan cannot be locked at scale smoke: [^\n]*'finale'\n", err)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("arms", []), ("arms", {"mgt": 1}), ("power", 3), ("plan_hash", None), ("locked", {})]
+)
+def test_a_lock_of_wrong_types_is_broken(tmp_path, key, value):
+    path = tmp_path / "p.toml"
+    path.write_text((resources.files("thalweg.studies") / "template.toml").read_text(encoding="utf-8"))
+    locks.write(path, "small", {"mgt": {"width": 8}}, {"H1": 0.9})
+    held = locks.path_of(path, "small")
+    held.write_text(json.dumps({**json.loads(held.read_text()), key: value}))
+    with pytest.raises(CheckpointError, match=f"is broken: {key}"):
+        locks.read(path, "small")
 
 
 def test_two_primary_hypotheses_need_a_correction(table):

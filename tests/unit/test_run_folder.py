@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import time
 
 import pytest
 
-from thalweg.errors import CheckpointError, InputError, UnknownNameError
+from thalweg.errors import CheckpointError, InputError, MissingExtraError, UnknownNameError
 from thalweg.records import Measurement, RunFolder
 from thalweg.records.provenance import bitwise_differences, collect
 
@@ -234,3 +235,34 @@ def test_foreign_metrics_are_refused_by_line_number(run, line):
         file.write(line + "\n")
     with pytest.raises(CheckpointError, match=r"metrics\.jsonl:2"):
         run.metrics()
+
+
+def test_one_process_at_a_time(tmp_path):
+    path = tmp_path / "run"
+    with RunFolder.hold(path):
+        RunFolder.create(path, {})  # a folder with nothing but the lock is empty
+        with pytest.raises(InputError, match=r"in use by another process; wait for it") as caught, RunFolder.hold(path):
+            pytest.fail("held twice")
+        assert "\n" not in str(caught.value)
+    with RunFolder.hold(path):
+        assert RunFolder.is_run(path)
+
+
+def test_the_lock_goes_with_a_killed_process(tmp_path):
+    code = "import sys, time; from thalweg.records import RunFolder\nwith RunFolder.hold(sys.argv[1]): print(1, flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code, tmp_path / "run"], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline()
+        with pytest.raises(InputError, match="in use"), RunFolder.hold(tmp_path / "run"):
+            pytest.fail("held twice")
+        other.kill()
+        other.wait()
+        with RunFolder.hold(tmp_path / "run"):
+            pass
+
+
+@pytest.mark.parametrize(
+    "error", [UnknownNameError("arm", "mgtt", ["mgt"], more="See list."), MissingExtraError("pandas", "data")]
+)
+def test_errors_survive_the_way_from_a_worker(error):
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error) and str(again) == str(error)

@@ -141,6 +141,14 @@ def test_padding_and_truncation_of_a_foreign_file_are_switched_off(bpe, tmp_path
         (b"{not json", "is not JSON"),
         (b"3", "is not JSON"),
         (b"{}", "no.*tokenizer"),
+        (b"[" * 100_000, "is not JSON"),
+        (b'["thalweg"]', "is not JSON of a table"),
+        (b'{"thalweg": "other"}', "no tokenizer of ours"),
+        (b'{"thalweg": "json"}', "no valid 'tokenizer'"),
+        (b'{"thalweg": "json", "tokenizer": {}, "name": 3, "by_lines": true}', "no valid 'name'"),
+        (b'{"thalweg": "json", "tokenizer": {}, "name": "a", "by_lines": 1}', "no valid 'by_lines'"),
+        (b'{"thalweg": "json", "tokenizer": {}, "name": "a", "by_lines": true}', "not a tokenizer.json"),
+        (b'{"model": {"type": "WordLevel", "vocab": {}, "unk_token": "x"}}', "empty vocabulary"),
     ],
 )
 def test_files_that_hold_no_tokenizer(tmp_path, content, words):
@@ -150,3 +158,10 @@ def test_files_that_hold_no_tokenizer(tmp_path, content, words):
     with pytest.raises(InputError, match=words) as caught:
         tk.read_tokenizer(path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_vocabulary_without_the_unknown_word_is_told(tmp_path):
+    saved = {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "x"}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(saved))
+    with pytest.raises(InputError, match="cannot encode this text"):
+        tk.read_tokenizer(tmp_path).encode("b")

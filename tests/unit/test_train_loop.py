@@ -258,8 +258,8 @@ def test_a_signal_finishes_the_step_saves_and_ends_with_130(tmp_path, number):
 def test_a_second_ctrl_c_acts_at_once(tmp_path):
     def kick(event):
         if event.kind == "step" and event.step == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)  # at once and in this thread; two kills in a row may be delivered as one
+            signal.raise_signal(signal.SIGINT)
             pytest.fail("still running")
 
     with pytest.raises(KeyboardInterrupt):
@@ -385,3 +385,44 @@ def test_the_plan_agrees_with_the_run(tmp_path):
     assert plan.tokens == result.cost["tokens"] and plan.seconds_per_step > 0 and plan.memory > 16 * plan.parameters
     assert len(str(plan).splitlines()) == 6
     assert plan_of(config(), task=Counting(), probe=False).seconds is None
+
+
+def test_a_second_process_touches_nothing(tmp_path):
+    before = {}
+
+    def second(event):
+        if event.kind == "step" and event.step == 3:
+            before.update({p: p.read_bytes() for p in (tmp_path / "a").rglob("*") if p.is_file()})
+            for resume in (True, False):
+                with pytest.raises(InputError, match="in use by another process"):
+                    run(tmp_path / "a", steps=4, resume=resume)
+            assert before == {p: p.read_bytes() for p in before}
+
+    assert run(tmp_path / "a", on_event=second, steps=4).status == "done" and before
+
+
+@pytest.mark.parametrize("edit", [{"step": "x"}, {"status": None}, {"best_loss": []}, {"later": 1}])
+def test_an_edited_result_is_refused_and_unknown_keys_are_passed_over(tmp_path, edit):
+    first = run(tmp_path / "a", steps=1)
+    file = tmp_path / "a" / "run.json"
+    record = json.loads(file.read_text())
+    record["result"] |= edit
+    file.write_text(json.dumps(record))
+    if "later" in edit:
+        assert run(tmp_path / "a", steps=1, resume=True) == first
+    else:
+        with pytest.raises(CheckpointError, match=rf"run\.json is damaged: '{next(iter(edit))}'"):
+            run(tmp_path / "a", steps=1, resume=True)
+
+
+@pytest.mark.parametrize("values", [{"warmup": math.inf}, {"warmup": math.nan}, {"threads": 1025}])
+def test_values_that_no_run_can_have(values):
+    with pytest.raises(InputError, match=next(iter(values))):
+        config(**values)
+
+
+def test_norms_do_not_count_as_movement_of_the_connection():
+    from thalweg.training.diagnostics import connection_parameters
+
+    model = Decoder(config(connection="post_norm", connection_options={"enter_norm": True}).decoder(17))
+    assert connection_parameters(model) == {}

@@ -1,6 +1,7 @@
 """Verdicts by rule: every status, every reason, and that nothing but plan and records decides."""
 
 import dataclasses
+import json
 import tomllib
 from importlib import resources
 
@@ -90,6 +91,14 @@ def test_an_arm_that_has_not_learned_is_inconclusive(plan, loss, bits, says):
     verdict = only(judge(plan, "small", found))
     assert verdict.status == "inconclusive"
     assert says in verdict.reason
+
+
+def test_a_demo_says_what_has_not_learned(plan):
+    found = runs(0.06)
+    found["additive_matched"][0] = record(6.5)
+    demo = dataclasses.replace(plan, scale={"small": dataclasses.replace(plan.scale["small"], kind="demo")})
+    reason = only(judge(demo, "small", found)).reason
+    assert reason.startswith("demo: too small to judge; has not learned: additive_matched seed 0 (loss 6.500")
 
 
 def test_an_edge_of_the_grid_is_inconclusive(plan):
@@ -190,6 +199,43 @@ def test_broken_records_are_refused(tmp_path, cut):
     (tmp_path / "r.jsonl").write_text(text[:cut] + "\n" + text[cut:])
     with pytest.raises((CheckpointError, InputError)):
         read(tmp_path / "r.jsonl")
+
+
+def test_a_record_changed_by_hand_is_refused_and_one_without_a_checksum_read(tmp_path):
+    path = tmp_path / "r.jsonl"
+    write(path, record())
+    head, _, body = path.read_text().partition("\n")
+    path.write_bytes(f"{head}\n{body}".replace("\n", "\r\n").encode())
+    assert read(path).last("val/loss") == 4.0
+    path.write_text(f"{head}\n{body.replace('4.0', '3.0')}")
+    with pytest.raises(CheckpointError, match="was changed by hand"):
+        read(path)
+    older = {k: v for k, v in json.loads(head).items() if k != "sha256"}
+    path.write_text(f"{json.dumps(older)}\n{body}")
+    assert read(path).last("val/loss") == 4.0
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("status", "running"),
+        ("status", 1),
+        ("seed", "0"),
+        ("seed", True),
+        ("config", []),
+        ("result", {"nulls": {"unigram_entropy": "x"}}),
+        ("result", {"cost": 3}),
+        ("notes", "none"),
+        ("versions", 2),
+    ],
+)
+def test_a_record_of_wrong_types_is_broken(tmp_path, key, value):
+    path = tmp_path / "r.jsonl"
+    write(path, record())
+    head, _, body = path.read_text().partition("\n")
+    path.write_text(f"{json.dumps({**json.loads(head), key: value})}\n{body}")
+    with pytest.raises(CheckpointError, match="is a broken study record"):
+        read(path)
 
 
 class Searches:

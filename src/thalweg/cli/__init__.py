@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from thalweg.cli.console import Parser, say_error
-from thalweg.errors import ExitCode, ThalwegError, UnknownNameError
+from thalweg.errors import ExitCode, InputError, ThalwegError, UnknownNameError
 
 COMMANDS = {
     "demo": "train several connections on real text, judge a small study, write a report",
@@ -49,6 +49,8 @@ def _top_parser() -> Parser:
 
 
 def _run(argv: Sequence[str]) -> int:
+    if nul := next((a for a in argv if "\0" in a), None):
+        raise InputError(f"an argument cannot hold a NUL byte, got {nul!r}")
     flags = [a for a in argv if a.startswith("-")]
     if not argv or argv[0] in ("-h", "--help", "--version") or (flags and argv[0] == flags[0]):
         args = _top_parser().parse_args(list(argv))

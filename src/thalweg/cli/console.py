@@ -79,5 +79,7 @@ def confirm_output(path: str, overwrite: bool) -> None:
     """Refuse to write over an existing file. Raises: InputError."""
     from pathlib import Path
 
+    if not path:
+        raise InputError("the output needs a name, got an empty one; leave the flag out for the default")
     if Path(path).exists() and not overwrite:
         raise InputError(f"{path} exists; choose another name or say --overwrite")

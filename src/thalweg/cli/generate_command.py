@@ -1,5 +1,6 @@
 """``thalweg generate``: text from a trained run."""
 
+import math
 from pathlib import Path
 
 from thalweg.cli.console import emit
@@ -8,6 +9,8 @@ from thalweg.errors import ExitCode, InputError
 EXAMPLES = """examples:
   thalweg generate runs/mgt-d4-s0 --prompt "It is a truth"
   thalweg generate runs/mgt-d4-s0 --prompt "She was" --tokens 60 --temperature 0 --which last"""
+
+GREEDY = 1e-6  # below this temperature the likeliest token is taken: dividing by less would overflow
 
 
 def configure(parser) -> None:
@@ -28,7 +31,7 @@ def run(args) -> ExitCode:
 def generate(run: str | Path, prompt: str, tokens: int, temperature: float, seed: int, which: str) -> str:
     """What the model of ``run`` adds to ``prompt``.
 
-    Raises: InputError for a run without text, an empty prompt, or more tokens than the model's length.
+    Raises: InputError for values out of range, a run without text, an empty prompt, or more tokens than the model's length.
     """
     import torch
 
@@ -38,8 +41,18 @@ def generate(run: str | Path, prompt: str, tokens: int, temperature: float, seed
     from thalweg.training import load_decoder
     from thalweg.training.config import from_table
 
-    if tokens < 1 or temperature < 0:
-        raise InputError(f"tokens must be at least 1 and temperature at least 0, got {tokens} and {temperature:g}")
+    if tokens < 1:
+        raise InputError(f"tokens must be at least 1, got {tokens}")
+    if not 0 <= temperature < math.inf:
+        raise InputError(f"temperature must be a finite number of at least 0, got {temperature:g}")
+    if not 0 <= seed < 2**63:
+        raise InputError(f"seed must lie in 0..2**63-1, got {seed}")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"the prompt is not UTF-8 text (character {error.start}: {error.reason}); type it in UTF-8"
+        ) from None
     folder = RunFolder.open(run)
     wanted = from_table(folder.config)
     task = data.load(wanted.data, tokenizer=wanted.tokenizer, vocab_size=wanted.vocab_size)
@@ -61,7 +74,7 @@ def generate(run: str | Path, prompt: str, tokens: int, temperature: float, seed
             logits = model(given, cache=cache, logits_to_keep=1).logits[0, -1].float()
             choice = (
                 logits.argmax()
-                if temperature == 0
+                if temperature < GREEDY
                 else torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)[0]
             )
             added.append(int(choice))

@@ -65,20 +65,20 @@ def _check(args) -> ExitCode:
                 "id": p.hypothesis,
                 "power": f"{p.result.power:.3f}",
                 "expected": f"{p.result.effect:g}",
-                "margin": f"{p.result.margin:g}",
+                "must be": _bound(p.direction, p.result.margin),
                 "sd": f"{p.result.sd:g}",
                 "detectable": f"{p.result.detectable:.4g}",
                 "sd_source": p.sd_source,
             }
             for p in found.powers
         ]
-        columns = ("id", "power", "expected", "margin", "sd", "detectable", "sd_source")
+        columns = ("id", "power", "expected", "must be", "sd", "detectable", "sd_source")
         table(
             rows,
             dict(
                 zip(
                     columns,
-                    ("hypothesis", "power", "expected", "margin", "sd", "seen with 0.8", "sd from"),
+                    ("hypothesis", "power", "expected", "must be", "sd", "seen with 0.8", "sd from"),
                     strict=True,
                 )
             ),
@@ -87,9 +87,15 @@ def _check(args) -> ExitCode:
             f"{found.kind} at {found.scale}: {found.runs} runs and {found.tuning_runs} for learning rates",
             quiet=args.quiet,
         )
-        for line in (*found.problems, *found.remarks):
-            say(f"{'problem' if line in found.problems else 'remark'}: {line}", quiet=args.quiet)
-    return ExitCode.INPUT if found.problems else ExitCode.OK
+        for line in found.remarks:
+            say(f"remark: {line}", quiet=args.quiet)
+    found.require()
+    return ExitCode.OK
+
+
+def _bound(direction: str, margin: float) -> str:
+    """What the contrast, as the plan writes it, must be for the statement to hold."""
+    return f"{'>' if direction == 'greater' else '<'} {margin:g}"
 
 
 def _lock(args) -> ExitCode:
@@ -159,13 +165,13 @@ def _verdict(args) -> ExitCode:
                 "status": v.status,
                 "estimate": "" if v.estimate is None else f"{v.estimate:+.4f}",
                 "interval": "" if v.interval is None else f"[{v.interval[0]:+.4f}, {v.interval[1]:+.4f}]",
-                "margin": f"{v.margin:g}",
+                "must be": _bound(v.direction, v.margin),
                 "n": "" if v.statistics is None else str(v.statistics.n),
                 "reason": v.reason,
             }
             for v in judged.verdicts
         ]
-        table(rows, {k: k for k in ("id", "status", "estimate", "interval", "margin", "n", "reason")})
+        table(rows, {k: k for k in ("id", "status", "estimate", "interval", "must be", "n", "reason")})
         for note in judged.notes:
             print(note)
         print(f"verdict: {judged.status}")

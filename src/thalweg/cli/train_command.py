@@ -14,6 +14,22 @@ EXAMPLES = """examples:
 A TOML file holds the same names (connection = "mgt"); flags win over the file. Under torchrun the same flags train on all ranks:
   torchrun --nproc-per-node 2 -m thalweg train --depth 12"""
 
+# Far above what any machine trains: beyond it a size is a slip of the hand, and only its plan would take hours.
+MOST = {
+    "depth": 2**16,
+    "width": 2**20,
+    "heads": 2**20,
+    "kv_heads": 2**20,
+    "ffn_width": 2**24,
+    "vocab_size": 2**31,
+    "sequence_length": 2**31,
+    "batch_size": 2**31,
+    "steps": 2**53,
+    "tokens": 2**63,
+    "threads": 2**16,
+    "seed": 2**63 - 1,
+}
+
 
 def configure(parser) -> None:
     from thalweg.training.config import TrainConfig
@@ -49,8 +65,11 @@ def configure(parser) -> None:
 
 
 def run(args) -> ExitCode:
-    if args.resume:
-        if args.config or args.output:
+    for flag, given in (("--resume", args.resume), ("--output", args.output)):
+        if given == "":
+            raise InputError(f"{flag} needs the folder of a run, got an empty name")
+    if args.resume is not None:
+        if args.config is not None or args.output is not None:
             raise InputError(
                 "--resume takes the configuration and the folder from the run; drop CONFIG.toml and --output"
             )
@@ -67,7 +86,7 @@ def requested(args, base: dict | None = None):
     """The configuration that a file and flags ask for; flags win."""
     from thalweg.training.config import TrainConfig, from_table
 
-    table = dict(base or {}) if base is not None else (config.read_toml(args.config) if args.config else {})
+    table = dict(base or {}) if base is not None else (config.read_toml(args.config) if args.config is not None else {})
     given = {
         field.name: getattr(args, field.name)
         for field in dataclasses.fields(TrainConfig)
@@ -78,6 +97,10 @@ def requested(args, base: dict | None = None):
         table = config.merge(table, {"connection_options": config.parse_assignments(args.option, "--option")})
     if args.model:
         table = config.merge(table, {"model": config.parse_assignments(args.model, "--model")})
+    for name, most in MOST.items():
+        value = table.get(name)
+        if isinstance(value, int) and value > most:
+            raise InputError(f"{name} must be at most {most:,}, got a number of {value.bit_length()} bits")
     return from_table(table)
 
 

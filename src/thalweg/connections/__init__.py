@@ -46,6 +46,11 @@ def create(name: str, *, width: int, sites: Sequence[Site], **options: Any) -> S
     the connection's ``Options``.
     Raises: UnknownNameError for an unknown connection or option; InputError for a value that is not allowed.
     """
+    if not isinstance(width, int) or isinstance(width, bool) or width < 1:
+        raise InputError(f"width must be a whole number of at least 1, got {width!r}")
+    if not isinstance(sites, Sequence) or not all(isinstance(site, Site) for site in sites):
+        got = repr(sites) if isinstance(sites, int | str) else type(sites).__name__
+        raise InputError(f"sites must be a sequence of Site, such as Site.decoder(depth), got {got}")
     stream = registry[name](width, sites, make_options(name, options))
     stream.reset_parameters()
     return stream

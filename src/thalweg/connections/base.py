@@ -38,6 +38,10 @@ class Site:
     @staticmethod
     def stack(depth: int, kinds: Sequence[str]) -> "tuple[Site, ...]":
         """``depth`` layers with one sublayer per entry of ``kinds``."""
+        if isinstance(kinds, str):
+            raise InputError(f"kinds is a list with one name per sublayer, got the string {kinds!r}; write [{kinds!r}]")
+        if not isinstance(depth, int) or isinstance(depth, bool):
+            raise InputError(f"depth must be a whole number of layers, got {depth!r}")
         if depth < 1 or not kinds:
             raise InputError(
                 f"a network needs at least one layer and one sublayer, got depth {depth} and kinds {tuple(kinds)}"

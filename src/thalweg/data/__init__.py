@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from thalweg.config import checked_path
 from thalweg.data import tasks
 from thalweg.data.sampler import Sampler
 from thalweg.data.task import IGNORED, Batch, EvalBatches, Task, scored_tokens
@@ -56,10 +57,8 @@ def load(
         max_tokens=max_tokens,
     )
     if name not in tasks.registry:
-        path = Path(spec.strip()).expanduser()
-        more = (
-            f"For the file write text:{spec.strip()}" if not colon and path.is_file() else "For a file write text:FILE."
-        )
+        is_file = not colon and checked_path(spec.strip(), expand=True).is_file()
+        more = f"For the file write text:{spec.strip()}" if is_file else "For a file write text:FILE."
         raise UnknownNameError("data", name, names(), more=more)
     return tasks.registry[name](rest.strip(), request)
 

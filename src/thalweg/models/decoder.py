@@ -84,6 +84,8 @@ class Decoder(nn.Module):
                 f"labels must be aligned with input_ids {tuple(input_ids.shape)} and need all logits, got labels {tuple(labels.shape)} "
                 f"and logits_to_keep {logits_to_keep}"
             )
+        if logits_to_keep < 0:
+            raise InputError(f"logits_to_keep must be at least 0 (all positions), got {logits_to_keep}")
         tokens, view = look(
             self.config, self.embedding.weight.dtype, input_ids, attention_mask, position_ids, segments, cache
         )

@@ -68,7 +68,16 @@ def present(attention_mask: Tensor, batch: int, length: int, past: int) -> Bool[
     if len(shape) != 2 or shape[0] != batch or (shape[1] != length and shape[1] != past + length):
         wanted = f"[{batch}, {length}]" + (f" or [{batch}, {past + length}]" if past else "")
         raise ShapeError(f"attention_mask must be {wanted} (one entry per token), got shape {tuple(shape)}")
-    return attention_mask[:, -length:].bool()
+    mask = attention_mask[:, -length:].bool()
+    if torch.compiler.is_compiling() or mask.device.type != "cpu":
+        return mask  # as in check_ids
+    starts = mask[:, :1].sum(1) + (mask[:, 1:] & ~mask[:, :-1]).sum(1)
+    if bool((starts > 1).any()):
+        row = int((starts > 1).nonzero()[0])
+        raise InputError(
+            f"attention_mask has a hole between real tokens in row {row}; pad on the left or on the right only"
+        )
+    return mask
 
 
 def count(input_ids: Tensor, seen: Tensor | None, segments: Tensor | None, past: int) -> Int[Tensor, "b t"]:

@@ -1,7 +1,8 @@
 """The run folder: what one run was asked, logged, measured and how it ended; readable without this library."""
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from thalweg.records.measurements import HEADER, Measurement, Measurements
 SCHEMA_VERSION = 1
 ENDS = ("done", "diverged", "interrupted", "failed")
 STATUSES = ("running", *ENDS)
+LOCK = ".lock"
 
 
 class RunFolder:
@@ -23,6 +25,7 @@ class RunFolder:
         metrics.jsonl    one {"step", "name", "value", "unit"} a line, appended
         measures.jsonl   measurements, appended
         checkpoints/     owned by the training loop
+        .lock            locked while a process writes here (:meth:`hold`); empty
 
     Make one with :meth:`create` or :meth:`open`. Numbers that are not finite are stored as the strings NaN, Infinity,
     -Infinity.
@@ -50,12 +53,7 @@ class RunFolder:
         path = Path(path)
         if not isinstance(config, dict):
             raise InputError(f"the config of a run must be a plain table, got {type(config).__name__}")
-        if (path / "run.json").exists():
-            raise InputError(f"{path} holds a run already; resume that run or choose another folder")
-        if path.is_dir() and any(path.iterdir()):
-            raise InputError(f"{path} is not empty and holds no run; choose a new folder")
-        if path.exists() and not path.is_dir():
-            raise InputError(f"{path} is a file; choose a folder for the run")
+        cls.check_new(path)
         where = provenance.collect(device)
         record = {
             "schema": SCHEMA_VERSION,
@@ -79,6 +77,43 @@ class RunFolder:
         except OSError as error:
             raise InputError(f"{run.checkpoints} cannot be made: {error.strerror or error}") from error
         return run
+
+    @staticmethod
+    def check_new(path: str | Path) -> None:
+        """Raises: InputError if a run cannot start in this folder. One that holds nothing but a lock counts as empty."""
+        path = Path(path)
+        if (path / "run.json").exists():
+            raise InputError(f"{path} holds a run already; resume that run or choose another folder")
+        if path.is_dir() and any(found.name != LOCK for found in path.iterdir()):
+            raise InputError(f"{path} is not empty and holds no run; choose a new folder")
+        if path.exists() and not path.is_dir():
+            raise InputError(f"{path} is a file; choose a folder for the run")
+
+    @staticmethod
+    @contextmanager
+    def hold(path: str | Path) -> Iterator[None]:
+        """Be the only process that writes into the folder of a run; made if it is missing.
+
+        The system gives the lock up when the process ends, however it ends. Raises: InputError if another process has it, before anything
+        is written, or if the folder cannot be written.
+        """
+        from filelock import FileLock, Timeout
+
+        path = Path(path)
+        lock = FileLock(path / LOCK, timeout=0)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+        except Timeout:
+            raise InputError(f"{path} is in use by another process; wait for it or choose another folder") from None
+        except (OSError, NotImplementedError) as error:
+            raise InputError(
+                f"{path} cannot be locked for writing: {getattr(error, 'strerror', None) or error}"
+            ) from error
+        try:
+            yield
+        finally:
+            lock.release()
 
     @classmethod
     def open(cls, path: str | Path) -> "RunFolder":

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from thalweg.reports.figures import Figure, Line, lines
 from thalweg.reports.text import deviation, listed, mean
+from thalweg.studies.observe import unlearned
 from thalweg.studies.store import RunRecord
 
 Arms = Mapping[str, Sequence[RunRecord]]  # arm -> its records, one per seed
@@ -23,6 +24,14 @@ def sound(records: Sequence[RunRecord]) -> list[RunRecord]:
 def lost(arms: Arms) -> list[str]:
     """``arm seed k`` of every diverged run."""
     return [f"{arm} seed {r.seed}" for arm, records in arms.items() for r in records if r.status == "diverged"]
+
+
+def dull(arms: Arms) -> dict[str, list[str]]:
+    """Arm -> ``seed k: why`` of its runs that have not learned by the rule of the verdicts; arms without such runs left out."""
+    found = {
+        arm: [f"seed {r.seed}: {why}" for r in sound(records) if (why := unlearned(r))] for arm, records in arms.items()
+    }
+    return {arm: runs for arm, runs in found.items() if runs}
 
 
 def training_figures(arms: Arms) -> list[Figure]:

@@ -11,6 +11,7 @@ from thalweg.reports.depth import INTRODUCTION, geometry
 from thalweg.reports.study import data_notes
 from thalweg.reports.tables import Table, moved_table, nulls_of, scalar_table
 from thalweg.reports.text import NONE, big, moment, number
+from thalweg.studies.observe import unlearned
 from thalweg.studies.store import RunRecord
 
 SHOWN = ("val/", "task/", "train/loss")
@@ -37,14 +38,15 @@ def write_run_report(
     )
     name = str(run.config.get("connection", run.path.name))
     arms = {name: [record]}
-    limits = [*run.notes, *(f"Data: {note}" for note in data_notes(record)), *deviations]
+    dull = f"Has not learned: {why}." if run.status != "diverged" and (why := unlearned(record)) else ""
+    limits = [*filter(None, [dull]), *run.notes, *(f"Data: {note}" for note in data_notes(record)), *deviations]
     seed = run.seed if run.seed is not None else run.config.get("seed", "?")
     return page.write(
         path,
         "run.html",
         title=f"{name}, {run.config.get('depth', '?')} layers, seed {seed}",
         status=run.status,
-        headline=_headline(run),
+        headline=f"{_headline(run)} {dull}".strip() if run.status != "running" else _headline(run),
         quality=_quality(record),
         cost={k.replace("_", " "): big(v, UNITS.get(k, "")) for k, v in record.cost.items()},
         training=training_figures(arms),

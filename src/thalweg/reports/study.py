@@ -1,21 +1,24 @@
 """The report of a study: verdict first, cost second, geometry third, then all that a sceptic asks for."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from thalweg.reports import page, provenance
-from thalweg.reports.curves import Arms, training_figures
+from thalweg.reports.curves import Arms, dull, training_figures
 from thalweg.reports.depth import INTRODUCTION, geometry
 from thalweg.reports.figures import Effect, Figure, effects
 from thalweg.reports.tables import (
     Table,
+    arm_table,
     cost_table,
     moved_table,
     record_table,
     scalar_table,
     scale_of,
     tuning_table,
+    unlike,
 )
 from thalweg.reports.text import NONE, counted, listed, moment, number
 from thalweg.studies.judging import StudyVerdict, Verdict
@@ -66,13 +69,14 @@ def write_study_report(records: StudyRecords, path: str | Path) -> Path:
         locked=moment(records.locked),
         plan_hash=verdict.plan_hash,
         status=verdict.status,
-        headline=headline(verdict),
+        headline=headline(verdict) + (f" Has not learned: {listed(blank)}." if (blank := dull(arms)) else ""),
         question=plan.question,
         verdicts=[_row(v, plan) for v in verdict.verdicts],
         effects=_effects(verdict),
         values=_values(verdict),
         notes=_notes(verdict, plan),
         cost=cost_table(arms, {name: arm.role for name, arm in plan.arms.items()}),
+        arms=arm_table(plan, records.scale),
         training=training_figures(arms),
         introduction=INTRODUCTION,
         geometry=geometry(arms, {h.measure for h in plan.hypotheses}),
@@ -173,7 +177,9 @@ def _notes(verdict: StudyVerdict, plan: Plan) -> list[str]:
 
 def _limits(records: StudyRecords, arms: Arms) -> list[str]:
     plan, every = records.plan, [(arm, r) for arm, found in arms.items() for r in found]
-    found = [f"Deviation: {text}" for text in plan.deviations] + [f"Our choice: {text}" for text in plan.choices]
+    found = [f"{arm} has not learned: {listed(why, 3)}." for arm, why in dull(arms).items()]
+    found += unlike(plan, records.scale, arms)
+    found += [f"Deviation: {text}" for text in plan.deviations] + [f"Our choice: {text}" for text in plan.choices]
     found += [f"{name}: {arm.note}" for name, arm in plan.arms.items() if arm.note]
     found += records.deviations
     found += [f"Rule for divergence applied: {text}" for v in records.verdict.verdicts for text in v.substituted]
@@ -200,7 +206,8 @@ def data_notes(record: RunRecord) -> list[str]:
 
 
 def _reproduce(records: StudyRecords) -> str:
-    plan, scale = records.plan_path or f"{records.plan.name}.toml", records.scale
+    # The name of the file alone: where it lies on one machine helps no other.
+    plan, scale = shlex.quote(Path(records.plan_path).name or f"{records.plan.name}.toml"), records.scale
     verbs = [f"thalweg study {verb} {plan} --scale {scale}" for verb in ("check", "lock", "run", "verdict")]
     return "\n".join([*verbs, f"thalweg report {plan} --scale {scale} -o report.html"])
 

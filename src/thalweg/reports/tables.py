@@ -1,5 +1,6 @@
 """Tables over arms: quality and cost with their nulls, did it move, scalar measures, learning rates."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +8,9 @@ from typing import Any
 from thalweg.records.measurements import Measurement
 from thalweg.reports.curves import Arms, sound
 from thalweg.reports.measures import plain
-from thalweg.reports.text import NONE, big, counted, listed, mean_sd, number
+from thalweg.reports.text import NONE, big, counted, listed, mean_sd, number, words
+from thalweg.studies.observe import unlearned
+from thalweg.studies.plan import Plan
 from thalweg.studies.store import RunRecord
 
 
@@ -20,11 +23,12 @@ class Table:
     note: str = ""
 
 
+UNLIKE = 0.05  # difference in size or cost between the arms of a contrast that is pointed out
 COST_NOTE = (
     "Mean ± standard deviation over the runs that did not diverge, at their last evaluation. FLOPs are those of training. "
     "Tokens/s and peak memory (of the process on a CPU, of tensors on a GPU) are medians on this machine with whatever "
-    "ran beside: compare them within this table only. The last rows are nulls: a model that is not below them has not "
-    "learned."
+    "ran beside: compare them within this table only. Not learned: runs whose loss is not below the unigram entropy, or "
+    "whose bits/byte are not below what xz reaches on the same text. The last rows are nulls of the data."
 )
 
 
@@ -50,11 +54,10 @@ def cost_table(arms: Arms, roles: Mapping[str, str]) -> Table:
     for arm, records in arms.items():
         ended = sound(records)
         role = roles.get(arm, "")
-        gone = len(records) - len(ended)
         rows.append(
             (
                 f"{arm} ({role})" if role and role != "treatment" else arm,
-                f"{len(ended)}, {gone} diverged" if gone else str(len(ended)),
+                _counts(records, ended),
                 *(mean_sd([v for r in ended if (v := r.last(name)) is not None]) for name in quality),
                 big(_middle(records, "parameters")),
                 big(_middle(records, "connection_parameters")),
@@ -68,6 +71,49 @@ def cost_table(arms: Arms, roles: Mapping[str, str]) -> Table:
     for label, (loss, bits) in nulls_of(arms).items():
         rows.append((f"null: {label}", NONE, number(loss), number(bits), *(NONE for _ in range(empty))))
     return Table(columns, rows, COST_NOTE if any(records for records in arms.values()) else "")
+
+
+def _counts(records: Sequence[RunRecord], ended: Sequence[RunRecord]) -> str:
+    """Runs that ended, with those that diverged and those that have not learned."""
+    gone, dull = len(records) - len(ended), sum(bool(unlearned(r)) for r in ended)
+    parts = [str(len(ended)), f"{gone} diverged" if gone else "", f"{dull} not learned" if dull else ""]
+    return ", ".join(filter(None, parts))
+
+
+def arm_table(plan: Plan, scale: str) -> Table:
+    """What each arm is: connection, options, its own training values, what it is matched to."""
+    rows = []
+    for name in plan.arms_at(scale):
+        arm = plan.arms[name]
+        match = arm.match
+        matched = (
+            NONE
+            if match is None
+            else f"{f'parameters of {match.parameters}' if match.parameters else f'FLOPs of {match.flops}'}, by {match.by}"
+        )
+        rows.append(
+            (name, arm.role, arm.connection, words(arm.options) or "defaults", words(arm.train) or NONE, matched)
+        )
+    return Table(("arm", "role", "connection", "options", "training values of its own", "matched to"), rows)
+
+
+def unlike(plan: Plan, scale: str, arms: Arms) -> list[str]:
+    """Contrasts whose arms differ by more than 5 % in parameters or training FLOPs per token, one line each."""
+    found = []
+    for h in plan.hypotheses_at(scale):
+        for key, what in (("parameters", "parameters"), ("flops_per_token", "FLOPs/token")):
+            sizes = {
+                arm: size for arm in h.contrast if (size := _middle(arms.get(arm, ()), key)) and math.isfinite(size)
+            }
+            if len(sizes) < 2:
+                continue
+            small, large = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
+            if (excess := sizes[large] / sizes[small] - 1) > UNLIKE:
+                found.append(
+                    f"{h.id} compares arms that differ in {what}: {large} has {excess:.0%} more than {small} "
+                    f"({big(sizes[large])} and {big(sizes[small])})."
+                )
+    return found
 
 
 def nulls_of(arms: Arms) -> dict[str, tuple[Any, Any]]:

@@ -1,9 +1,11 @@
 """Whether a plan can decide anything: seeds, grids, margins, simulated power."""
 
+import dataclasses
 from dataclasses import dataclass
 
 from thalweg.errors import InputError
 from thalweg.studies import power
+from thalweg.studies.observe import check_rules
 from thalweg.studies.plan import Plan
 
 LEAST_SEEDS = 5
@@ -12,12 +14,13 @@ LEAST_POWER = 0.8
 
 @dataclass(frozen=True)
 class HypothesisPower:
-    """Power of one hypothesis, with what it was simulated from."""
+    """Power of one hypothesis, with what it was simulated from; effect, margin and detectable in the sign of the contrast."""
 
     hypothesis: str
     result: power.Power
     sd_source: str
     primary: bool
+    direction: str
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,12 @@ def check(plan: Plan, scale: str, simulations: int = 20_000) -> Check:
     if not hypotheses:
         problems.append("no hypothesis has all its arms at this scale")
     for h in hypotheses:
+        try:
+            check_rules(h)
+        except InputError as error:
+            problems.append(str(error))
         if len(chosen.seeds) < 2:
-            break
+            continue
         result = power.simulate(
             effect=h.sign() * h.expected,
             sd=h.sd,
@@ -65,10 +72,14 @@ def check(plan: Plan, scale: str, simulations: int = 20_000) -> Check:
             alpha=rate if h.primary else plan.alpha,
             simulations=simulations,
         )
-        powers.append(HypothesisPower(h.id, result, h.sd_source, h.primary))
-        if result.power < LEAST_POWER and h.primary:
-            text = f"{h.id} has simulated power {result.power:.2f} at its expected effect {h.expected:g} (needs {LEAST_POWER})"
-            (problems if chosen.kind == "confirmatory" else remarks).append(text)
+        shown = dataclasses.replace(result, effect=h.expected, margin=h.margin, detectable=h.sign() * result.detectable)
+        powers.append(HypothesisPower(h.id, shown, h.sd_source, h.primary, h.direction))
+        if result.power < LEAST_POWER and h.primary and chosen.kind != "demo":
+            text = f"{h.id} has simulated power {result.power:.2f} at its expected effect {h.expected:g}"
+            if chosen.kind == "confirmatory":
+                problems.append(f"{text} (needs {LEAST_POWER})")
+            else:
+                remarks.append(f"{text} (a confirmatory plan needs {LEAST_POWER})")
     if chosen.kind == "confirmatory":
         if len(chosen.seeds) < LEAST_SEEDS:
             problems.append(f"a confirmatory plan needs at least {LEAST_SEEDS} seeds, got {len(chosen.seeds)}")

@@ -164,19 +164,19 @@ def _blocked(
     if missing:
         named = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
         return "void", f"{len(missing)} of {sum(map(len, seen.values()))} runs are missing ({named})"
-    if kind == "demo":
-        return "inconclusive", "demo: too small to judge"
     every = [(arm, seed, o) for arm, by_seed in seen.items() for seed, o in by_seed.items() if o is not None]
+    unlearned = [f"{arm} seed {seed} ({o.unlearned})" for arm, seed, o in every if o.unlearned and not o.diverged]
+    has_not = f"has not learned: {', '.join(unlearned[:3])}{' ...' if len(unlearned) > 3 else ''}" if unlearned else ""
+    if kind == "demo":
+        return "inconclusive", "demo: too small to judge" + (f"; {has_not}" if has_not else "")
     absent = [f"{arm} seed {seed}: {o.reason}" for arm, seed, o in every if o.value is None and not o.diverged]
     if absent:
         return "void", f"the measure is not in the records ({absent[0]})"
     lost = [f"{arm} seed {seed} ({o.reason})" for arm, seed, o in every if o.value is None]
     if lost:
         return "inconclusive", f"diverged: {', '.join(lost[:3])}"
-    if h.must_learn:
-        unlearned = [f"{arm} seed {seed} ({o.unlearned})" for arm, seed, o in every if o.unlearned and not o.diverged]
-        if unlearned:
-            return "inconclusive", f"has not learned: {', '.join(unlearned[:3])}"
+    if h.must_learn and has_not:
+        return "inconclusive", has_not
     at_edge = sorted(set(edges) & set(h.contrast))
     if at_edge:
         return "inconclusive", f"best learning rate at the edge of the grid: {', '.join(at_edge)}"

@@ -68,10 +68,21 @@ def read(plan_path: str | Path, scale: str) -> Lock:
         )
     table = jsonl.read_object(path, "plan lock")
     jsonl.check_schema(table.get("schema"), LOCK_SCHEMA, str(path), "plan lock")
-    try:
-        return Lock(**{name: table[name] for name in Lock.__dataclass_fields__})
-    except KeyError as error:
-        raise CheckpointError(f"{path} is broken: it lacks {error}; restore it from version control") from None
+    kinds = {"arms": dict, "power": dict}
+    for name in Lock.__dataclass_fields__:
+        if name not in table:
+            raise CheckpointError(f"{path} is broken: it lacks {name!r}; restore it from version control")
+        if not isinstance(table[name], kinds.get(name, str)):
+            raise CheckpointError(
+                f"{path} is broken: {name} must be a {'table' if name in kinds else 'text'}, got {table[name]!r:.40}; "
+                "restore it from version control"
+            )
+    for arm, resolved in table["arms"].items():
+        if not isinstance(resolved, dict):
+            raise CheckpointError(
+                f"{path} is broken: arms.{arm} must be a table, got {resolved!r:.40}; restore it from version control"
+            )
+    return Lock(**{name: table[name] for name in Lock.__dataclass_fields__})
 
 
 def differences(plan: Plan, scale: str, arms: dict[str, dict[str, Any]], lock: Lock) -> list[str]:

@@ -2,12 +2,17 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any, TypeGuard
 
 from scipy import stats
 
 from thalweg.errors import InputError
 from thalweg.studies.plan import Hypothesis
 from thalweg.studies.store import RunRecord
+
+# What ``at`` may say of a logged series and of a measure by depth; the latter also ``layer:K``.
+IN_SERIES = ("final", "best")
+IN_DEPTH = ("last", "final", "first", "min", "max", "mean", "trend")
 
 
 @dataclass(frozen=True)
@@ -27,8 +32,18 @@ def observe(record: RunRecord, h: Hypothesis) -> Observation:
         return _diverged(record, h)
     value = _measured(record, h)
     if value is None or not math.isfinite(value):
-        return Observation(None, reason=f"no finite {h.measure} ({h.at})")
-    return Observation(value, unlearned=_unlearned(record))
+        return Observation(None, reason=f"no finite {h.measure} ({h.at})", unlearned=unlearned(record))
+    return Observation(value, unlearned=unlearned(record))
+
+
+def check_rules(h: Hypothesis) -> None:
+    """That ``at`` and ``diverged`` can be read from some record. Raises: InputError."""
+    if h.at.startswith("layer:"):
+        _layer(h.at, h.id)
+    elif h.at not in (*IN_SERIES, *IN_DEPTH):
+        raise _unknown_at(h.at, h.id)
+    if not (h.diverged in ("unigram", "inconclusive") or (_is_number(h.diverged) and math.isfinite(h.diverged))):
+        raise _unknown_divergence(h)
 
 
 def _diverged(record: RunRecord, h: Hypothesis) -> Observation:
@@ -41,13 +56,19 @@ def _diverged(record: RunRecord, h: Hypothesis) -> Observation:
         return Observation(value, True, True, f"diverged, takes the unigram entropy {value:.4f}")
     if isinstance(h.diverged, float):
         return Observation(h.diverged, True, True, f"diverged, takes {h.diverged:g}")
-    raise InputError(f"hypothesis {h.id}: diverged must be unigram, inconclusive or a number, got {h.diverged!r}")
+    raise _unknown_divergence(h)
+
+
+def _unknown_divergence(h: Hypothesis) -> InputError:
+    return InputError(
+        f"hypothesis {h.id}: diverged must be unigram, inconclusive or a finite number, got {h.diverged!r}"
+    )
 
 
 def _measured(record: RunRecord, h: Hypothesis) -> float | None:
     series = record.series(h.measure)
     if series:
-        if h.at not in ("final", "best"):
+        if h.at not in IN_SERIES:
             raise InputError(f"hypothesis {h.id}: a logged series is taken at final or best, got {h.at!r}")
         return series[-1][1] if h.at == "final" else min(value for _, value in series)
     return by_depth(record.depth_profile(h.measure), h.at, h.id)
@@ -60,25 +81,43 @@ def by_depth(profile: dict[int, float], at: str, who: str) -> float | None:
     layers = sorted(profile)
     values = [profile[layer] for layer in layers]
     if at.startswith("layer:"):
-        try:
-            return profile.get(int(at.removeprefix("layer:")))
-        except ValueError:
-            raise InputError(f"hypothesis {who}: write layer:K with a number, got {at!r}") from None
+        return profile.get(_layer(at, who))
     if at == "trend":
-        return float(stats.spearmanr(layers, values)[0]) if len(set(values)) > 1 else 0.0
+        if len(set(values)) == 1:
+            return 0.0
+        found: Any = stats.spearmanr(layers, values)  # its stub has no fields
+        return float(found.statistic)
     simple = {"last": values[-1], "final": values[-1], "first": values[0], "min": min(values), "max": max(values)}
     simple["mean"] = sum(values) / len(values)
     if at not in simple:
-        raise InputError(f"hypothesis {who}: at must be one of {', '.join(simple)}, trend or layer:K, got {at!r}")
+        raise _unknown_at(at, who)
     return simple[at]
 
 
-def _unlearned(record: RunRecord) -> str:
-    """Why a finished run counts as not having learned: above the unigram entropy, or above what xz reaches on the same text."""
+def _layer(at: str, who: str) -> int:
+    number = at.removeprefix("layer:")
+    if not (number.isascii() and number.isdecimal()):
+        raise InputError(f"hypothesis {who}: write layer:K with a number, got {at!r}")
+    return int(number)
+
+
+def _unknown_at(at: str, who: str) -> InputError:
+    return InputError(
+        f"hypothesis {who}: at must be one of {', '.join(IN_SERIES)} (logged series), {', '.join(IN_DEPTH)} or layer:K "
+        f"(measures by depth), got {at!r}"
+    )
+
+
+def unlearned(record: RunRecord) -> str:
+    """Why a run counts as not having learned, empty if it has: not below the unigram entropy, or what xz reaches on the text."""
     loss, unigram = record.last("val/loss"), record.nulls.get("unigram_entropy")
-    if loss is not None and unigram is not None and loss >= unigram:
+    if _is_number(loss) and _is_number(unigram) and loss >= unigram:
         return f"loss {loss:.3f} is not below the unigram entropy {unigram:.3f}"
     bits, xz = record.last("val/bits_per_byte"), record.nulls.get("xz_bits_per_byte")
-    if bits is not None and xz is not None and bits >= xz:
+    if _is_number(bits) and _is_number(xz) and bits >= xz:
         return f"{bits:.3f} bits/byte is not below the {xz:.3f} of xz"
     return ""
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,8 +1,11 @@
 """Plan files: what is asked, which arms run at which scale, and the rule that will judge them, all fixed before the first run."""
 
 import dataclasses
+import datetime
 import hashlib
 import json
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +15,7 @@ from thalweg import config
 from thalweg.errors import InputError, UnknownNameError
 
 PLAN_SCHEMA = 1
+_NAME = re.compile(r"[A-Za-z0-9_-]+")  # of arms and scales: they name files and stand in commands
 
 
 @dataclass(frozen=True)
@@ -142,6 +146,13 @@ class Plan:
                 raise InputError(
                     f"scale.{name}: tuning_seed {scale.tuning_seed} is one of the seeds; learning rates need a separate seed"
                 )
+            if not 0 < scale.tuning_fraction <= 1:
+                raise InputError(f"scale.{name}.tuning_fraction must lie in (0, 1], got {scale.tuning_fraction}")
+            if scale.extend < 0:
+                raise InputError(f"scale.{name}.extend must be 0 or more, got {scale.extend}")
+            for rate in scale.learning_rates:
+                if not (rate > 0 and math.isfinite(rate)):
+                    raise InputError(f"scale.{name}.learning_rates must be positive and finite, got {rate}")
             for arm in scale.arms:
                 self._known_arm(arm, f"arm in scale.{name}.arms:")
 
@@ -184,12 +195,27 @@ def load(path: str | Path) -> Plan:
 
 def parse(table: Mapping[str, Any]) -> Plan:
     """A plan from the tables of its TOML file."""
+    _plain_values(table, "")
     plan = config.build(Plan, table)
-    finite = [(h.id, name, getattr(h, name)) for h in plan.hypotheses for name in ("margin", "expected", "sd")]
-    for identity, name, value in finite:
-        if not (value == value and abs(value) != float("inf")):
-            raise InputError(f"hypothesis {identity}: {name} must be a finite number, got {value}")
+    for what, names in (("scale", plan.scale), ("arms", plan.arms)):
+        for name in names:
+            if not _NAME.fullmatch(name):
+                raise InputError(f"{what}: a name holds only letters, digits, _ and - (A-Z, a-z, 0-9), got {name!r}")
     return plan
+
+
+def _plain_values(value: Any, where: str) -> None:
+    """Refuse what has no identity in JSON: numbers that are not finite, dates and times."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            _plain_values(inner, f"{where}.{key}" if where else str(key))
+    elif isinstance(value, list | tuple):
+        for i, inner in enumerate(value):
+            _plain_values(inner, f"{where}[{i}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"{where} must be a finite number, got {value}")
+    elif isinstance(value, datetime.date | datetime.time):
+        raise InputError(f"{where} is a date or time, which no key of a plan takes; put it in quotes, got {value}")
 
 
 def as_table(plan: Plan) -> dict[str, Any]:

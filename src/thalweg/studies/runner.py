@@ -3,10 +3,12 @@
 import dataclasses
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from multiprocessing import active_children, get_context
 from pathlib import Path
 
@@ -150,32 +152,57 @@ def run(study: Study, *, jobs: int = 1, say: Say = lambda line: None, limit: int
         batch = pending if limit is None else pending[: limit - done]
         if not batch:
             break
-        for job, status in _execute(study, batch, jobs, on_event):
-            done += 1
-            say(f"{job.name}: {status} ({done} now, {max(len(study.missing()), 0)} in sight)")
+        with closing(_execute(study, batch, jobs, on_event)) as finished:
+            for job, status in finished:
+                done += 1
+                say(f"{job.name}: {status} ({done} now, {max(len(study.missing()), 0)} in sight)")
     return done
 
 
-def _execute(study: Study, batch: list[Job], jobs: int, on_event) -> Iterator[tuple[Job, str]]:
+def _execute(study: Study, batch: list[Job], jobs: int, on_event) -> Generator[tuple[Job, str], None, None]:
     if jobs == 1:
         for job in batch:
             yield job, _one(study, job, on_event)
         return
-    with terminated_as_interrupt(), ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        futures: dict[Future, Job] = {pool.submit(_train, job.config, folder_of(study, job)): job for job in batch}
+    waiting, running = iter(batch), dict[Future, Job]()
+    with terminated_as_interrupt():
+        pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_leave_ctrl_c_to_the_study)
         try:
-            while futures:
-                finished, _ = wait(futures, return_when=FIRST_COMPLETED)
+            while True:  # no more than can run at once are handed over, so that an interrupt starts nothing new
+                for job in islice(waiting, jobs - len(running)):
+                    running[pool.submit(_train, job.config, folder_of(study, job))] = job
+                if not running:
+                    break
+                finished, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in finished:
-                    job = futures.pop(future)
+                    job = running.pop(future)
                     future.result()
                     yield job, _keep(study, job)
+        except BrokenProcessPool:
+            raise InputError(
+                "a worker was killed (out of memory?); finished runs are kept, the same command goes on"
+            ) from None
         except BaseException:
-            for future in futures:
-                future.cancel()
             for worker in active_children():  # each saves its run and ends; none trains on without its study
                 worker.terminate()
             raise
+        finally:
+            _close(pool)
+
+
+def _close(pool: ProcessPoolExecutor) -> None:
+    try:
+        pool.shutdown(cancel_futures=True)
+    except KeyboardInterrupt:  # asked again: at once, the last checkpoints stand
+        for worker in active_children():
+            worker.kill()
+        raise
+
+
+def _leave_ctrl_c_to_the_study() -> None:
+    """In a worker: a terminal sends Ctrl-C to all processes; were it heard here, the word of the study would be a second one and kill."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Records of study runs: one compact JSONL file per run, named by what was run, shared by all plans of a folder and committed."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 from thalweg.errors import CheckpointError, InputError
 from thalweg.records import jsonl
-from thalweg.records.files import atomic_write_text
+from thalweg.records.files import atomic_write_text, read_bytes
 from thalweg.records.measurements import Measurement, Measurements
 from thalweg.records.run import RunFolder
 
@@ -121,7 +122,15 @@ class Store:
 
 
 def write(path: str | Path, record: RunRecord) -> None:
-    """Write a record, atomically: a header, one line per series, one per measurement."""
+    """Write a record, atomically: a header with the checksum of what follows, one line per series, one per group of measurements."""
+    lines = []
+    for name, series in record.metrics.items():
+        steps, values = [s for s, _ in series], [float(f"{v:.9g}") for _, v in series]
+        lines.append(
+            jsonl.encode({"series": name, "unit": record.units.get(name, ""), "steps": steps, "values": values})
+        )
+    lines.extend(jsonl.encode(table) for table in _pack(record.measures))
+    body = "".join(f"{line}\n" for line in lines)
     head = {
         "schema": STORE_SCHEMA,
         "kind": KIND,
@@ -133,32 +142,46 @@ def write(path: str | Path, record: RunRecord) -> None:
         "versions": record.versions,
         "provenance": record.provenance,
         "notes": list(record.notes),
+        "sha256": _checksum(body.encode()),
     }
-    lines = [jsonl.encode(head)]
-    for name, series in record.metrics.items():
-        steps, values = [s for s, _ in series], [float(f"{v:.9g}") for _, v in series]
-        lines.append(
-            jsonl.encode({"series": name, "unit": record.units.get(name, ""), "steps": steps, "values": values})
-        )
-    lines.extend(jsonl.encode(table) for table in _pack(record.measures))
-    atomic_write_text(path, "".join(f"{line}\n" for line in lines))
+    atomic_write_text(path, f"{jsonl.encode(head)}\n{body}")
+
+
+def _checksum(body: bytes) -> str:
+    """Of the lines after the header; the same however a version control system ends lines."""
+    return hashlib.sha256(body.replace(b"\r\n", b"\n")).hexdigest()
 
 
 def read(path: str | Path) -> RunRecord:
-    """Read a record. Raises: InputError for a foreign file or a newer schema; CheckpointError for a broken one."""
+    """Read a record. A header without a checksum (older records) is accepted.
+
+    Raises: InputError for a foreign file or a newer schema; CheckpointError for one that is broken or was changed.
+    """
     lines = jsonl.read_lines(path, "study record")
     if not lines or lines[0][1].get("kind") != KIND:
         raise InputError(f"{path} is no record of a study run")
     head = jsonl.numbers(lines[0][1])
     jsonl.check_schema(head.get("schema"), STORE_SCHEMA, str(path), "study record")
+    if "sha256" in head and head["sha256"] != _checksum(read_bytes(path, "study record").partition(b"\n")[2]):
+        raise CheckpointError(
+            f"{path} was changed by hand: its lines do not give the checksum in its header; restore it from version control, "
+            "or remove it and run the study again"
+        )
     metrics: dict[str, list[tuple[int, float]]] = {}
     units: dict[str, str] = {}
     places: list[list[Any]] = []
     measures = Measurements()
     try:
+        _check_head(head)
         for _, row in lines[1:]:
             if "series" in row:
-                metrics[row["series"]] = list(zip(row["steps"], jsonl.numbers(row["values"]), strict=True))
+                steps, values = row["steps"], jsonl.numbers(row["values"])
+                _expect(f"the series {row['series']!r}", row["unit"], str)
+                for step in steps:
+                    _expect(f"a step of {row['series']}", step, int)
+                for value in values:
+                    _expect(f"a value of {row['series']}", value, int, float)
+                metrics[row["series"]] = list(zip(steps, values, strict=True))
                 units[row["series"]] = row["unit"]
             elif "places" in row:
                 places = row["places"]
@@ -177,12 +200,39 @@ def read(path: str | Path) -> RunRecord:
             head["versions"],
             tuple(head["notes"]),
         )
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
             f"{path} is a broken study record ({type(error).__name__}: {error}); remove it and run the study again"
         ) from None
 
 
+def _check_head(head: Mapping[str, Any]) -> None:
+    for name, kind in _HEAD.items():
+        _expect(name, head[name], kind)
+    if head["status"] not in ENDED:
+        raise ValueError(f"status must be {' or '.join(ENDED)}, got {head['status']!r}")
+    for name in ("nulls", "cost"):
+        _expect(f"result.{name}", head["result"].get(name, {}), dict)
+        for key, value in head["result"].get(name, {}).items():
+            _expect(f"result.{name}.{key}", value, int, float, type(None))
+
+
+def _expect(what: str, value: Any, *kinds: type) -> None:
+    """Raises: TypeError. A flag is no number."""
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        raise TypeError(f"{what} must not be {value!r:.40}")
+
+
+_HEAD = {
+    "fingerprint": str,
+    "seed": int,
+    "status": str,
+    "config": dict,
+    "result": dict,
+    "versions": dict,
+    "provenance": dict,
+    "notes": list,
+}
 PLACE = ("site", "layer", "branch")  # of a row; written as a number into a list of places, since measures share them
 _NUMBERS = ("value", "low", "high")
 
@@ -205,6 +255,11 @@ def _pack(measures: Measurements) -> list[dict[str, Any]]:
 
 def _unpack(group: dict[str, Any], places: list[list[Any]]) -> list[Measurement]:
     columns = {name: jsonl.numbers(group[name]) for name in _NUMBERS if name in group}
+    for name, column in columns.items():
+        for value in column:
+            _expect(f"{name} of {group['measure']}", value, int, float)
+    for place in places:
+        _expect("a layer", place[PLACE.index("layer")], int, type(None))
     shared = {k: jsonl.number(v) if k == "null" else v for k, v in group.items() if k not in ("at", *_NUMBERS)}
     rows = zip(group["at"], *columns.values(), strict=True)
     return [

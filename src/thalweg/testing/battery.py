@@ -16,6 +16,7 @@ from thalweg.testing.checks.deep import depth
 from thalweg.testing.checks.precision import autocast, bfloat16
 from thalweg.testing.checks.reference import advance, gradient, purity, reference
 from thalweg.testing.checks.routing import routing
+from thalweg.testing.checks.slots import slots
 from thalweg.testing.checks.start import dead_parameters, declared_start, moves, reset
 from thalweg.testing.checks.storage import storage
 from thalweg.testing.compare import BrokenError, DoesNotApplyError
@@ -44,6 +45,7 @@ CHECKS: dict[str, Check] = {
         declared_start,
         reset,
         hints,
+        slots,
         storage,
         bfloat16,
         autocast,

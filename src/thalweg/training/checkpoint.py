@@ -10,13 +10,16 @@ A checkpoint is written into a hidden folder beside its place, flushed to the di
 earlier ones and perhaps a hidden folder, which the next save removes.
 """
 
+import errno
 import hashlib
 import json
 import os
 import pickle
 import re
 import shutil
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +29,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from thalweg.errors import CheckpointError
+from thalweg.errors import CheckpointError, ThalwegError
 
 SCHEMA = 1
 KIND = "thalweg.checkpoint"
@@ -47,17 +50,50 @@ class Checkpoint:
         return self.manifest["step"]
 
     def weights(self) -> dict[str, Tensor]:
-        """Name -> tensor, on the CPU."""
-        return load_file(self.path / WEIGHTS)
+        """Name -> tensor, on the CPU. Raises: CheckpointError if the file cannot be read or holds numbers that are not finite."""
+        file = self.path / WEIGHTS
+        with understood(file):
+            weights = load_file(file)
+            broken = [n for n, w in weights.items() if w.is_floating_point() and not bool(w.isfinite().all())]
+        if broken:
+            raise CheckpointError(f"{file} holds weights that are not finite: {_some(broken)}; use another checkpoint")
+        return weights
 
     def state(self) -> dict[str, Any]:
         """What was saved beside the weights, on the CPU; nothing that the file may contain is executed. Raises: CheckpointError."""
-        try:
-            return torch.load(self.path / STATE, map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError:
+        file = self.path / STATE
+        with understood(file):
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # of torch, about the format of a foreign file
+                    state = torch.load(file, map_location="cpu", weights_only=True)
+            except pickle.UnpicklingError:
+                raise CheckpointError(f"{file} holds more than tensors and plain values; it is not loaded") from None
+        if not isinstance(state, dict):
             raise CheckpointError(
-                f"{self.path / STATE} holds more than tensors and plain values; it is not loaded"
-            ) from None
+                f"{file} holds no state of a run but a {type(state).__name__}; use another checkpoint"
+            )
+        return state
+
+
+@contextmanager
+def understood(file: Path) -> Iterator[None]:
+    """Read from a file of a checkpoint: what is missing or of another form there becomes a CheckpointError that names the file."""
+    try:
+        yield
+    except (ThalwegError, torch.OutOfMemoryError):
+        raise
+    except KeyError as error:
+        raise CheckpointError(f"{file} lacks {error}; use another checkpoint or the version that wrote it") from error
+    except _UNREADABLE as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise CheckpointError(f"{file} cannot be used: {why}; use another checkpoint") from error
+
+
+_UNREADABLE = (
+    *(OSError, EOFError, RuntimeError, pickle.UnpicklingError, SafetensorError),
+    *(TypeError, ValueError, AttributeError, IndexError),
+)
 
 
 def list_steps(folder: Path) -> list[int]:
@@ -103,10 +139,9 @@ def save(
     ) as error:  # torch and safetensors wrap what the disk says in their own
         shutil.rmtree(temporary, ignore_errors=True)
         kept = list_steps(folder)
+        first = "make room" if _is_full(error) else "put that right"
         intact = (
-            f"the checkpoint of step {kept[-1]} is intact; make room and resume"
-            if kept
-            else "make room and start again"
+            f"the checkpoint of step {kept[-1]} is intact; {first} and resume" if kept else f"{first} and start again"
         )
         raise CheckpointError(f"the checkpoint {final} cannot be written: {error}; {intact}") from error
     _drop_old(folder)
@@ -163,9 +198,14 @@ def check_fit(weights: Mapping[str, Tensor], model: nn.Module, source: Path) -> 
         for name, value in own.items()
         if name in weights and weights[name].shape != value.shape
     ]
+    types = [
+        f"{name} {weights[name].dtype} for {value.dtype}"
+        for name, value in own.items()
+        if name in weights and weights[name].is_floating_point() != value.is_floating_point()
+    ]
     faults = [
         f"{what} {_some(names)}"
-        for what, names in (("lacks", missing), ("has unknown", extra), ("has shapes", shapes))
+        for what, names in (("lacks", missing), ("has unknown", extra), ("has shapes", shapes), ("has types", types))
         if names
     ]
     if faults:
@@ -195,6 +235,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path} has schema {manifest.get('schema')}, this version reads {SCHEMA}; use the version that wrote it"
         )
+    step, best = manifest.get("step"), manifest.get("best_step")
+    if type(step) is not int or not (best is None or type(best) is int):
+        raise _damaged(path, f"{MANIFEST} does not say its step, or which is the best")
     return manifest
 
 
@@ -211,6 +254,11 @@ def _some(names: list[str], limit: int = 3) -> str:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_full(error: Exception) -> bool:
+    """Whether the disk had no room; torch and safetensors pass the system's words on, not its number."""
+    return getattr(error, "errno", None) == errno.ENOSPC or os.strerror(errno.ENOSPC) in str(error)
 
 
 def _flush(path: Path) -> None:

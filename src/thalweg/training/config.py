@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # importing models loads torch; reading a configuration need 
 ASPECT = 32  # width per layer of depth
 HEAD_SIZE = 64
 DEFAULT_STEPS = 1000
+MOST_THREADS = 1024  # far more than helps; beyond it the system may fail to start them
 
 # Fields that may change between the start of a run and its resumption; those that can change its bits are noted in the record.
 FREE_AT_RESUME = ("threads", "device", "compile", "gradient_checkpointing", "parallel", "save_every")
@@ -109,6 +110,10 @@ class TrainConfig:
         for name, (low, high) in _RANGES.items():
             if not low <= getattr(self, name) <= high:
                 raise InputError(f"{name} must lie between {low:g} and {high:g}, got {getattr(self, name)}")
+        if math.isinf(self.warmup):
+            raise InputError("warmup must be finite: a fraction of the run below 1, or steps; got inf")
+        if self.threads is not None and self.threads > MOST_THREADS:
+            raise InputError(f"threads must be at most {MOST_THREADS}, got {self.threads}; give the number of cores")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise InputError(f"betas must lie in [0, 1), got {self.betas}")
         if not 0 < self.lr < math.inf:

@@ -12,7 +12,7 @@ from thalweg.records import Measurement
 from thalweg.training.optim import STREAM, layer_of
 from thalweg.training.parallel import norm, whole
 
-NORM_SLOTS = ("input_norm", "update_norm", "final_norm")
+NORM_SLOTS = ("enter_norm", "input_norm", "update_norm", "output_norm", "final_norm")
 
 
 def connection_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

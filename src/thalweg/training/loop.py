@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from thalweg.geometry.summaries import LEAST_SEQUENCES
 from thalweg.models.decoder import Decoder
 from thalweg.records import RunFolder, provenance
 from thalweg.records.measurements import Measurement
+from thalweg.records.run import LOCK
 from thalweg.training import checkpoint
 from thalweg.training.config import TrainConfig, changes
 from thalweg.training.cost import Meter, train_flops
@@ -69,12 +70,15 @@ def train(
         process_group(device) as ranks,
         reproducible(derive_seed(config.seed, 2) + ranks.rank, device, config.threads),
         StopRequests() as requests,
+        ExitStack() as held,  # the folder, by the first rank, until this returns
     ):
         if resume:
             folder = ranks.first_does(lambda: RunFolder.open(run))
             _same_config(folder.config, config, folder.path)
+            if folder.status not in ENDED:
+                folder = ranks.first_does(lambda: _take_up(run, held))
             if folder.status in ENDED:
-                return RunResult(**folder.result)
+                return RunResult.from_plain(folder.result, folder.path / "run.json")
         if task is None:
             ranks.first_does(
                 lambda: _load(config, cache_dir) and None
@@ -89,9 +93,21 @@ def train(
         if not resume:
             table = configs.to_plain(config)
             where = {"arm": arm, "plan_hash": plan_hash, "seed": config.seed, "device": str(device)}
-            folder = ranks.first_does(lambda: RunFolder.create(run, table, **where))
+            folder = ranks.first_does(lambda: _start(run, held, table, where))
         loop = _Loop(engine, folder, requests, stop, measure, on_event)
         return loop.run(resume, notes)
+
+
+def _take_up(run: str | Path, held: ExitStack) -> RunFolder:
+    held.enter_context(RunFolder.hold(run))
+    return RunFolder.open(run)  # as it is now: another process may have ended it meanwhile
+
+
+def _start(run: str | Path, held: ExitStack, table: dict[str, Any], where: Mapping[str, Any]) -> RunFolder:
+    if not (Path(run) / LOCK).exists():
+        RunFolder.check_new(run)  # no lock is left in a folder that is somebody else's
+    held.enter_context(RunFolder.hold(run))
+    return RunFolder.create(run, table, **where)
 
 
 def _why_no_geometry(engine: Engine) -> str:
@@ -305,19 +321,21 @@ class _Loop:
                 self.folder.truncate_after(-1)
             return
         saved = checkpoint.read(checkpoint.find(folder, "last"))
-        _same_config(saved.manifest["config"], self.config, saved.path)
-        _same_data(saved.manifest["data"], self.engine.task.describe(), saved.path)
+        with checkpoint.understood(saved.path / checkpoint.MANIFEST):
+            _same_config(saved.manifest["config"], self.config, saved.path)
+            _same_data(saved.manifest["data"], self.engine.task.describe(), saved.path)
+            different = _differences(saved.manifest["environment"], self.environment)
         state = saved.state()
-        self.engine.load(saved, state)
-        self.rule.load_state_dict(state["rule"])
-        self.meter.load_state_dict(state["meter"])
-        self.best_loss, self.best_step = state["best"]
-        self.train_loss, self.evaluation = state["train_loss"], state["evaluation"]
+        with checkpoint.understood(saved.path / checkpoint.STATE):
+            self.engine.load(saved, state)
+            self.rule.load_state_dict(state["rule"])
+            self.meter.load_state_dict(state["meter"])
+            self.best_loss, self.best_step = state["best"]
+            self.train_loss, self.evaluation = state["train_loss"], state["evaluation"]
         self.step = self.saved_step = saved.step
         if self.ranks.first:
             self.folder.restart()
             self.folder.truncate_after(self.step)
-        different = _differences(saved.manifest["environment"], self.environment)
         if different:
             self.note_all([f"resumed at step {self.step}: not bitwise because {'; '.join(different)}"])
 
@@ -335,7 +353,7 @@ class _Loop:
         if asked == CALLER:
             return result
         raise Interrupted(
-            f"interrupted ({asked}) after step {self.step} of {self.steps}; saved, resume with the same command and --resume"
+            f"interrupted ({asked}) after step {self.step} of {self.steps}; saved, go on with: thalweg train --resume {self.folder.path}"
         )
 
     def finish(self, status: str, reason: str = "", *, together: bool = True) -> RunResult:

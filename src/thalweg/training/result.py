@@ -1,7 +1,11 @@
 """What a run came to."""
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
+
+from thalweg.errors import CheckpointError
 
 
 @dataclass(frozen=True)
@@ -28,5 +32,35 @@ class RunResult:
     data: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
 
+    @classmethod
+    def from_plain(cls, table: Mapping[str, Any], source: Path) -> "RunResult":
+        """The result that a record holds; keys of other versions are passed over. Raises: CheckpointError naming the key."""
+        for name, (types, needed) in _TYPES.items():
+            if needed and name not in table:
+                raise CheckpointError(f"the result in {source} lacks {name!r}; train again in a new folder")
+            if name in table and (not isinstance(table[name], types) or isinstance(table[name], bool)):
+                found = type(table[name]).__name__
+                raise CheckpointError(
+                    f"the result in {source} is damaged: {name!r} is a {found}; train again in a new folder"
+                )
+        return cls(**{f.name: table[f.name] for f in fields(cls) if f.name in table})
+
     def to_plain(self) -> dict[str, Any]:
         return asdict(self)
+
+
+_NUMBER = (int, float, type(None))
+_TYPES: dict[str, tuple[tuple[type, ...], bool]] = {
+    "status": ((str,), True),
+    "step": ((int,), True),
+    "steps": ((int,), True),
+    "train_loss": (_NUMBER, False),
+    "final_loss": (_NUMBER, False),
+    "best_loss": (_NUMBER, False),
+    "best_step": ((int, type(None)), False),
+    "evaluation": ((dict,), False),
+    "nulls": ((dict,), False),
+    "cost": ((dict,), False),
+    "data": ((dict,), False),
+    "reason": ((str,), False),
+}

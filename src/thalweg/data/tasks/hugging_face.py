@@ -1,7 +1,6 @@
 """Datasets of the Hugging Face hub, or files that the datasets library reads; some by short names."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 from thalweg import config
@@ -85,7 +84,7 @@ def open_dataset(path: str, name: str | None, options: str, request: Request, pr
         raise InputError(
             f"{request.spec} is about {preset.gigabytes} GB of text; say how much of it to use, for example {example}"
         )
-    local = Path(path).expanduser()
+    local = config.checked_path(path, expand=True)
     is_local = preset is None and (path.startswith(("/", "./", "../", "~")) or local.exists())
     source = DatasetSource(
         name=request.spec,
@@ -114,7 +113,7 @@ def hugging_face(rest: str, request: Request) -> TextTask:
         return open_dataset(preset.path, preset.config, options, request, preset)
     if not path:
         raise InputError("hf: needs a dataset; write hf:NAME, hf:NAME:CONFIG or hf:PATH")
-    if "/" not in path and not Path(path).exists():
+    if "/" not in path and not config.checked_path(path).exists():
         raise UnknownNameError(
             "preset", path, PRESETS, more="Datasets of the hub are named OWNER/NAME; files by a path."
         )

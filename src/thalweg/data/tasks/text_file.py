@@ -7,6 +7,7 @@ import re
 import zlib
 from pathlib import Path
 
+from thalweg.config import checked_path
 from thalweg.data.tasks import Request, register
 from thalweg.data.text.source import TextSource, cap_text, split_block
 from thalweg.data.text.task import TextTask, text_task
@@ -48,7 +49,7 @@ def _parse(rest: str) -> tuple[Path, float]:
         raise InputError(f"valid must be a number such as 0.05, got {given!r}") from None
     if not 0 < fraction <= 0.5:
         raise InputError(f"valid must be above 0 and at most 0.5, got {fraction:g}")
-    return Path(name).expanduser(), fraction
+    return checked_path(name, expand=True), fraction
 
 
 def read_bytes(path: Path) -> bytes:

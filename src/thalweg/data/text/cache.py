@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from thalweg.config import checked_path
 from thalweg.data.fingerprint import digest_of
 from thalweg.data.text.source import SPLITS
 from thalweg.data.text.tokenizer import Tokenizer, from_json
@@ -80,10 +81,12 @@ def open_cache(making: dict[str, Any], build: Build, cache_dir: str | Path | Non
 
 
 def cache_folder(given: str | Path | None = None) -> Path:
-    """The cache folder: ``given``, else ``$THALWEG_CACHE``, else ``~/.cache/thalweg``."""
+    """The cache folder: ``given``, else ``$THALWEG_CACHE``, else ``~/.cache/thalweg``. Raises: InputError for no path."""
     named = given or os.environ.get("THALWEG_CACHE")
+    if named:
+        return checked_path(named, expand=True)
     try:
-        return Path(named).expanduser() if named else Path.home() / ".cache" / "thalweg"
+        return Path.home() / ".cache" / "thalweg"
     except RuntimeError:  # no home
         return Path(tempfile.gettempdir()) / "thalweg"
 
@@ -127,7 +130,7 @@ def _check(folder: Path, making: dict[str, Any]) -> TokenCache | None:
         tokenizer = from_json((folder / "tokenizer.json").read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise BrokenCacheError(f"incomplete (no {Path(error.filename).name})") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise BrokenCacheError("unreadable") from None
     tokens: dict[str, np.ndarray] = {split: np.memmap(folder / f"{split}.bin", meta["dtype"], "r") for split in SPLITS}
     return TokenCache(folder, tokens, tokenizer, meta)

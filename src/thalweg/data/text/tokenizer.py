@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from thalweg.config import checked_path
 from thalweg.data.text.source import lines
 from thalweg.errors import InputError
 
@@ -88,12 +89,16 @@ class JsonTokenizer(Tokenizer):
         self._json = text
         try:
             self._tokenizer: tokenizers.Tokenizer = tokenizers.Tokenizer.from_str(text)
-        except Exception as error:  # the library raises bare Exception
+        except BaseException as error:  # the library raises bare Exception, and its panics are not even that
+            if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+                raise
             raise InputError(f"{name} is not a tokenizer.json of the tokenizers library: {error}") from None
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._tokenizer.encode_special_tokens = True  # '<|endoftext|>' in a text is text
         self.vocab_size = 1 + max(self._tokenizer.get_vocab().values(), default=-1)
+        if self.vocab_size < 1:
+            raise InputError(f"the tokenizer {name} has an empty vocabulary; give another")
         self.end_of_text = next((i for i in map(self._tokenizer.token_to_id, self._END_NAMES) if i is not None), None)
         canonical = json.dumps([json.loads(text), by_lines], sort_keys=True)
         self.digest = hashlib.sha256(canonical.encode()).hexdigest()
@@ -102,7 +107,10 @@ class JsonTokenizer(Tokenizer):
         return lines(text) if self._by_lines else [text] * bool(text)
 
     def encode_pieces(self, pieces: Sequence[str]) -> list[np.ndarray]:
-        encoded = self._tokenizer.encode_batch_fast(list(pieces), add_special_tokens=False)
+        try:
+            encoded = self._tokenizer.encode_batch_fast(list(pieces), add_special_tokens=False)
+        except Exception as error:  # such as a vocabulary of words without one for the unknown
+            raise InputError(f"the tokenizer {self.name} cannot encode this text: {error}; give another") from None
         return [np.array(e.ids, np.uint32) for e in encoded]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -120,10 +128,17 @@ class JsonTokenizer(Tokenizer):
 
 def from_json(text: str) -> Tokenizer:
     """A tokenizer as :meth:`Tokenizer.to_json` wrote it. Raises: InputError."""
-    saved = json.loads(text)
-    if saved.get("thalweg") == "byte":
+    try:
+        saved = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"this file is not JSON: {error}") from None
+    kind = saved.get("thalweg") if isinstance(saved, dict) else None
+    if kind == "byte":
         return ByteTokenizer()
-    if saved.get("thalweg") == "json":
+    if kind == "json":
+        for key, wanted in (("tokenizer", dict), ("name", str), ("by_lines", bool)):
+            if not isinstance(saved.get(key), wanted):
+                raise InputError(f"this tokenizer file has no valid {key!r}; it is broken: make it anew")
         return JsonTokenizer(
             json.dumps(saved["tokenizer"], ensure_ascii=False), saved["name"], by_lines=saved["by_lines"]
         )
@@ -132,7 +147,7 @@ def from_json(text: str) -> Tokenizer:
 
 def read_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer in a ``tokenizer.json`` (of the tokenizers library or of ours) or in a folder that holds one. Raises: InputError."""
-    path = Path(path).expanduser()
+    path = checked_path(path, expand=True)
     file = path / "tokenizer.json" if path.is_dir() else path
     try:
         text = file.read_text(encoding="utf-8")
@@ -141,7 +156,10 @@ def read_tokenizer(path: str | Path) -> Tokenizer:
     except (UnicodeDecodeError, OSError) as error:
         raise InputError(f"the tokenizer {file} cannot be read: {error}") from None
     try:
-        ours = "thalweg" in json.loads(text)
-    except (json.JSONDecodeError, TypeError) as error:
+        saved = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise InputError(f"the tokenizer {file} is not JSON: {error}") from None
+    if not isinstance(saved, dict):
+        raise InputError(f"the tokenizer {file} is not JSON of a table, but of a {type(saved).__name__}")
+    ours = "thalweg" in saved
     return from_json(text) if ours else JsonTokenizer(text, path.name, by_lines=False)

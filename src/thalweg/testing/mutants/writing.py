@@ -5,8 +5,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from thalweg.connections.base import Context, State, Stream, StreamSite, Tokens, tensors_of
-from thalweg.testing.mutants.catalog import always, has_coefficients, mutant
+from thalweg.testing.checks.slots import with_update_norm
+from thalweg.testing.compare import DoesNotApplyError
+from thalweg.testing.mutants.catalog import Mutate, always, changes_output, has_coefficients, mutant
 from thalweg.testing.mutants.patches import reread, rewrite, unfuse, zero
+from thalweg.testing.subjects import Subject
 
 
 @mutant("reference")
@@ -52,6 +55,22 @@ def site_off_by_one(stream: Stream) -> Stream:
     verbs = [(site.read, site.write) for site in stream.sites]
     for site, (read, write) in zip(stream.sites, verbs[1:] + verbs[:1], strict=True):
         site.read, site.write = read, write
+    return stream
+
+
+def has_a_free_slot(subject: Subject, mutate: Mutate) -> bool:
+    """Whether the norm on the update is off, can be switched on, and then changes anything."""
+    try:
+        return changes_output(with_update_norm(subject), mutate)
+    except DoesNotApplyError:
+        return False
+
+
+@mutant("slots", applies=has_a_free_slot)
+def update_norm_ignored(stream: Stream) -> Stream:
+    """The norm on the update has its parameters, but the write goes past it."""
+    for site in stream.sites:
+        site.update_norm.forward = lambda update: update
     return stream
 
 

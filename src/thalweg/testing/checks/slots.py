@@ -1,0 +1,35 @@
+"""A norm slot that the options can switch on is a norm, not a parameter that nothing uses."""
+
+from dataclasses import replace
+
+from thalweg import config
+from thalweg.errors import InputError
+from thalweg.testing.checks.reference import reference
+from thalweg.testing.checks.start import dead_parameters
+from thalweg.testing.compare import BrokenError, DoesNotApplyError
+from thalweg.testing.subjects import Subject
+
+
+def with_update_norm(subject: Subject) -> Subject:
+    """``subject`` with the norm on the update. Raises: DoesNotApplyError where it is on by default or the options refuse it."""
+    cls = subject.connection
+    if subject.options:
+        raise DoesNotApplyError("examined with the default options")
+    if config.build(cls.Options, {}, where=cls.__name__).update_norm:
+        raise DoesNotApplyError("the norm on the update is on by default; the other checks see it")
+    options = {"update_norm": True}
+    try:
+        config.build(cls.Options, options, where=cls.__name__)
+    except InputError as error:
+        raise DoesNotApplyError(f"the options refuse it: {error}") from None
+    return replace(subject, options=options)
+
+
+def slots(subject: Subject) -> None:
+    """The norm on the update, where it is off by default, works when it is switched on: it has its part in the output and learns."""
+    on = with_update_norm(subject)
+    for check in (dead_parameters, reference):
+        try:
+            check(on)
+        except BrokenError as error:
+            raise BrokenError(f"with update_norm: {error}") from None
