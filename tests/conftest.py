@@ -1,6 +1,7 @@
-"""Set before anything imports torch: one thread a worker (two workers share two cores), a cache of its own, no hub."""
+"""Set before anything imports torch: one thread a worker (two workers share two cores), a cache of its own, no hub, Ctrl-C heard."""
 
 import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -8,3 +9,6 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["THALWEG_CACHE"] = str(Path(tempfile.gettempdir()) / f"thalweg-test-cache-{os.getuid()}")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.pop("FORCE_COLOR", None)
+
+# A shell starts background jobs with SIGINT ignored, and children inherit that; tests that interrupt would then wait in vain.
+signal.signal(signal.SIGINT, signal.default_int_handler)
