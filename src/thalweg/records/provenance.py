@@ -45,7 +45,7 @@ def collect(device: str | None = None, source: str | Path | None = None) -> dict
         "ranks": int(ranks) if (ranks := os.environ.get("WORLD_SIZE", "")).isdecimal() else 1,
         "device": device or "cpu",
         "device_name": torch.cuda.get_device_name(device) if torch and device and device.startswith("cuda") else None,
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]) if sys.argv and sys.argv[0] else "",
+        "command": " ".join(map(_without_folder, sys.argv)) if sys.argv and sys.argv[0] else "",
         "git": git_commit(source),
     }
 
@@ -89,3 +89,8 @@ def _cpu_name() -> str:
     except OSError:
         pass
     return platform.processor() or "unknown"
+
+
+def _without_folder(argument: str) -> str:
+    """An absolute path by its name alone: records are shared, and where somebody's folders lie is nobody else's business."""
+    return Path(argument).name if Path(argument).is_absolute() else argument
