@@ -2,15 +2,14 @@
 
 import dataclasses
 import functools
-import inspect
 import json
 import re
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 from generated import ROOT, Part, main, table
 
 from thalweg import connections
-from thalweg.config import to_plain
+from thalweg.config import allowed, default_of, meanings, to_plain
 from thalweg.connections import ConnectionOptions, Equivalence, Facts, Requirements, Site
 from thalweg.connections.cost import Cost, measure_cost
 from thalweg.models import DecoderConfig
@@ -23,7 +22,6 @@ FORMS: dict[str, list[dict[str, Any]]] = {  # beside the defaults, where the cos
     "delta": [{"value_channels": 4}],
 }
 FACTS = {f.name: f.default for f in dataclasses.fields(Facts)}
-ELSEWHERE = {"Preset": "[the presets](mgt.md#presets)"}  # classes that docstrings point to
 SHORT = ("loop-written reference in float64, outputs and all gradients", "reference")
 
 
@@ -155,35 +153,16 @@ def options_of(entry: Entry) -> str:
     own = [f for f in dataclasses.fields(cls) if f.name not in common or common[f.name] != f.default]
     if not own:
         return "No options but the common ones."
-    rows = [[f"`{f.name}`", kind(hints[f.name]), f"`{shown(f.default)}`"] for f in own]
-    meanings = meanings_of(cls.__doc__ or "", [f.name for f in own]) if "__doc__" in vars(cls) else ""
-    return "\n\n".join(part for part in (table(["option", "values", "default"], rows), meanings) if part)
+    meaning = meanings(cls)
+    rows = [
+        [f"`{f.name}`", allowed(hints[f.name], "`"), f"`{default_of(f)}`", marked(meaning.get(f.name, ""))] for f in own
+    ]
+    return table(["option", "values", "default", "meaning"], rows)
 
 
-def meanings_of(docstring: str, names: list[str]) -> str:
-    """The ``name: meaning`` and ``name, name: meaning`` passages of a docstring as a list."""
-    text = " ".join(
-        re.sub(r":\w+:`~?([^`]+)`", lambda role: ELSEWHERE.get(role[1], f"`{role[1]}`"), inspect.cleandoc(docstring))
-        .replace("``", "`")
-        .split("Raises:")[0]
-        .split()
-    )
-    name = "|".join(map(re.escape, names))
-    found = re.split(rf"(?:^|(?<=[.;] ))((?:{name})(?:, (?:{name}))*): ", text)
-    return "\n".join(
-        f"- {', '.join(f'`{part}`' for part in who.split(', '))}: {what.strip().rstrip('.;')}."
-        for who, what in zip(found[1::2], found[2::2], strict=True)
-    )
-
-
-def kind(hint: Any) -> str:
-    """A type for people."""
-    if get_origin(hint) is Literal:
-        return ", ".join(f"`{value}`" for value in get_args(hint))
-    names = [kind(arg) for arg in get_args(hint) if arg is not type(None)] if get_args(hint) else []
-    if names:
-        return " or ".join(names)
-    return {bool: "true or false", int: "whole number", float: "number", str: "text"}.get(hint, str(hint))
+def marked(text: str) -> str:
+    """The marks of a docstring as those of Markdown."""
+    return re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text).replace("``", "`")
 
 
 def shown(value: Any) -> str:

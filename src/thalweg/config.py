@@ -1,7 +1,9 @@
 """Frozen dataclasses from TOML files and flags: strict types, unknown keys rejected with the nearest name."""
 
 import dataclasses
+import inspect
 import json
+import re
 import tomllib
 import types
 from collections.abc import Mapping
@@ -173,6 +175,84 @@ def to_plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
+def meanings(cls: type) -> dict[str, str]:
+    """What the docstring of a dataclass, and those of the classes it extends, say of each field.
+
+    A passage reads ``name: meaning`` or ``name, name: meaning`` and begins a paragraph, or follows a sentence or a semicolon; a sentence
+    of two words may head it. The nearest class that explains a field wins.
+    """
+    found: dict[str, str] = {}
+    for owner in reversed(cls.__mro__):
+        if not dataclasses.is_dataclass(owner) or "__doc__" not in vars(owner):
+            continue
+        name = "|".join(re.escape(f.name) for f in dataclasses.fields(owner))
+        for paragraph in re.split(r"\n\s*\n|\n(?=Raises:)", inspect.cleandoc(owner.__doc__ or "")):
+            text = " ".join(paragraph.split())
+            parts = re.split(rf"(?:^|(?<=[.;] ))((?:{name})(?:, (?:{name}))*): ", text)
+            for names, meaning in zip(parts[1::2], parts[2::2], strict=True):
+                found |= dict.fromkeys(names.split(", "), meaning.strip().rstrip(".;"))
+    return found
+
+
+def allowed(hint: Any, mark: str = "") -> str:
+    """A type for people: the values of a Literal, each between ``mark``, or a word for what is taken."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return ", ".join(f"{mark}{value}{mark}" for value in args)
+    if origin in (Union, types.UnionType):
+        return " or ".join(allowed(arg, mark) for arg in args if arg is not type(None))
+    if origin in (tuple, list):
+        return f"list, each {allowed(args[0], mark)}" if args else "list"
+    if origin is dict or hint is dict:
+        return "table"
+    return {bool: "true or false", int: "whole number", float: "number", str: "text"}.get(hint, str(hint))
+
+
+@dataclasses.dataclass(frozen=True)
+class Described:
+    """A field of a dataclass for people: what it takes, its default as TOML (``none`` where there is none), what it means.
+
+    one_of: whether what it takes are the values of a Literal.
+    """
+
+    name: str
+    allowed: str
+    default: str
+    meaning: str
+    one_of: bool
+
+
+def describe(cls: type) -> list[Described]:
+    """Every field of a dataclass, in order; the meanings as they are read in a terminal."""
+    hints, meaning = get_type_hints(cls), meanings(cls)
+    return [
+        Described(
+            f.name,
+            allowed(hints[f.name]),
+            default_of(f),
+            unmarked(meaning.get(f.name, "")),
+            get_origin(hints[f.name]) is Literal,
+        )
+        for f in dataclasses.fields(cls)
+        if f.init
+    ]
+
+
+def default_of(field: dataclasses.Field) -> str:
+    """The default of a field as it would be written."""
+    if field.default_factory is not dataclasses.MISSING:
+        return _literal(to_plain(field.default_factory()))
+    if field.default is dataclasses.MISSING:
+        return "required"
+    plain = to_plain(field.default)
+    return "none" if plain is None else plain if isinstance(plain, str) else _literal(plain)
+
+
+def unmarked(text: str) -> str:
+    """Without the marks of reStructuredText."""
+    return re.sub(r":\w+:`~?([^`]+)`", r"\1", text).replace("``", "")
+
+
 def to_toml(value: Any) -> str:
     """A config as TOML text that :func:`build` reads back equal."""
     lines: list[str] = []
@@ -201,7 +281,8 @@ def _literal(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_literal, value))}]"
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{_key(k)} = {_literal(v)}" for k, v in value.items()) + " }"
+        inner = ", ".join(f"{_key(k)} = {_literal(v)}" for k, v in value.items())
+        return f"{{ {inner} }}" if inner else "{}"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace(
             "\x7f", "\\u007f"

@@ -124,7 +124,7 @@ CASES = {
     "tokenizer missing": (["train", "--tokenizer", "nothing.json"], "nothing.json"),
     "output is not empty": (["train", *SMALL, "-o", "full"], "not empty"),
     "output is a file": (["train", *SMALL, "-o", "report.html"], "is a file"),
-    "output holds a run": (["train", *SMALL, "-o", "done"], "holds a run already"),
+    "output holds a run": (["train", *SMALL, "-o", "done"], "holds a run already; go on with it by --resume done, or"),
     "resume nothing": (["train", "--resume", "nothing"], "no such run"),
     "resume a foreign folder": (["train", "--resume", "foreign"], "no run record"),
     "resume a newer run": (["train", "--resume", "newer"], "upgrade"),
@@ -144,6 +144,20 @@ CASES = {
     "unlocked run": (["study", "run", "demo", "--records", "r"], "not locked"),
     "unknown kind": (["list", "conections"], "invalid choice"),
     "show what is not there": (["show", "connection", "highwy"], "Did you mean 'highway'"),
+    "show an unknown task": (["show", "task", "austin"], "Did you mean 'austen'"),
+    "show a task with an unknown parameter": (["show", "task", "copy:haf=3"], "Did you mean 'copy.half'"),
+    "show a text without a file": (["show", "task", "text", "--load"], "needs a file"),
+    "show a task with an option": (["show", "task", "copy", "--option", "half=3"], "belongs to a connection"),
+    "report of a run and a plan": (
+        ["report", "done", "demo", "-o", "x.html"],
+        "must all be folders of runs, got 'demo'",
+    ),
+    "report of one run twice": (["report", "done", "./done", "-o", "x.html"], "given twice"),
+    "report of too many runs": (["report", *["done"] * 22, "-o", "x.html"], "at most 21 runs"),
+    "report of several runs at a scale": (
+        ["report", "done", "full", "--scale", "small", "-o", "x"],
+        "belongs to a plan",
+    ),
     "show an unknown measure": (["show", "measure", "effective_rnk"], "Did you mean 'effective_rank'"),
     "generate from a task": (["generate", "done", "--prompt", "x"], "has no text"),
     "generate from nothing": (["generate", "nothing", "--prompt", "x"], "no such run"),
@@ -258,3 +272,13 @@ def test_nan_in_a_batch_is_a_result_not_a_crash(place, capsys, monkeypatch):
     result = json.loads(capsys.readouterr().out.replace("NaN", "null"))
     assert result["status"] == "diverged"
     assert json.loads((place / "nan" / "run.json").read_text())["status"] == "diverged"
+
+
+def test_a_used_folder_is_refused_before_the_plan_is_timed(place, capsys, monkeypatch):
+    from thalweg.training import plan
+
+    monkeypatch.setattr(plan, "plan_of", lambda *a, **k: pytest.fail("the plan was made"))
+    for folder, says in (("done", "holds a run already"), ("full", "is not empty"), ("report.html", "is a file")):
+        assert main([*TINY, "-o", folder]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert says in line

@@ -158,3 +158,8 @@ def read(path):
     assert all(pictures == 1 and tables == 1 for _, pictures, tables in page.figures())
     page.pictures()
     return page
+
+
+def figure_of(page, title):
+    """The markup of the figure called ``title``."""
+    return next(p.partition("</figure>")[0] for p in page.text.split("<figure>")[1:] if f"<h3>{title}</h3>" in p)

@@ -176,6 +176,26 @@ def test_log_ticks_are_powers():
     assert len(svg.ticks(svg.Axis(1e-12, 1e12, 0, 100, log=True))) <= 7
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "labels"),
+    [
+        (1, 10, "1 2 5 10"),
+        (0.019, 0.6, "0.02 0.05 0.1 0.2 0.5"),
+        (1.1, 99, "2 5 10 20 50"),
+        (90, 50_000, "100 1,000 10,000"),
+        (3e-7, 2e-5, "1e-6 1e-5"),
+        (4e5, 6e6, "5e5 1e6 2e6 5e6"),
+        (2.1, 4.9, "3 4"),  # too short for any of these: as on a linear axis
+    ],
+)
+def test_log_ticks_are_1_2_5_or_decades(low, high, labels):
+    found = svg.ticks(svg.Axis(low, high, 0, 100, log=True), 5)
+    assert [label for _, label in found] == labels.split()
+    for value, label in found:
+        assert float(label.replace(",", "")) == pytest.approx(value)
+        assert low <= value <= high
+
+
 def test_the_first_21_arms_look_different():
     figure = draw(*(Line(str(i), [0, 1], [i, i + 1.0], look=i) for i in range(21)))
     looks = {(path.get("class"), path.get("stroke-dasharray")) for path in drawn(figure, "arm")}

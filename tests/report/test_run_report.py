@@ -5,7 +5,7 @@ import math
 import re
 
 import pytest
-from pages import COST, NULLS, read, rows
+from pages import COST, NULLS, figure_of, read, rows
 
 from thalweg.cli import main
 from thalweg.records.measurements import Measurement
@@ -184,3 +184,19 @@ def test_errors_are_one_line(tmp_path, monkeypatch, capsys, args, says):
     assert re.fullmatch(r"error: [^\n]+\n", err)
     assert says in err
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+def test_sizes_of_the_stream_say_which_state_and_which_unit(tmp_path):
+    run = folder(tmp_path / "run", measures=False)
+    for layer, site in enumerate(("layers.0.attention", "layers.1.attention", "stream.end")):
+        run.add_measures([Measurement("rms", 1.0 + layer, unit="stream units", layer=layer, site=site, step=20)])
+    run.add_measures([Measurement("stream_rms", 2.0 + layer, layer=layer, step=20) for layer in range(2)])
+    run.add_measures([Measurement("gate.open", 0.5, layer=0, site=s, step=20) for s in ("l.0.attention", "l.0.mlp")])
+    found = page(run, tmp_path)
+    enters, leaves = figure_of(found, "Size of the stream"), figure_of(found, "Size of the stream in training")
+    assert "layer that the state enters, from 0 (last place: after the last layer)</text>" in enters
+    assert "layer that the state leaves, from 0</text>" in leaves
+    assert "one place further right" in leaves
+    assert "stream units</text>" in enters
+    assert "stream units</text>" in leaves
+    assert "layer, from 0 (mean over its sublayers)</text>" in figure_of(found, "Gates that are open")

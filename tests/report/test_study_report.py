@@ -6,7 +6,7 @@ import re
 import time
 
 import pytest
-from pages import NULLS, read, record, rows, template
+from pages import NULLS, figure_of, read, record, rows, template
 
 from thalweg.errors import InputError
 from thalweg.records.measurements import Measurement
@@ -44,10 +44,6 @@ def study(found, *, plan=None, scale="small", void=(), **kw):
 
 def page(records, tmp_path):
     return read(write_study_report(records, tmp_path / "report.html"))
-
-
-def figure_of(page, title):
-    return next(p.partition("</figure>")[0] for p in page.text.split("<figure>")[1:] if f"<h3>{title}</h3>" in p)
 
 
 def test_order_of_sections(tmp_path):

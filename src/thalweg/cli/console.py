@@ -1,7 +1,10 @@
 """What every subcommand shares: the parser with one-line errors, output for people and for machines."""
 
 import argparse
+import shutil
 import sys
+import textwrap
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from thalweg.errors import InputError, UnknownNameError
@@ -73,6 +76,24 @@ def table(rows: list[dict[str, Any]], columns: dict[str, str]) -> None:
     for row in rows:
         shown.add_row(*(str(row.get(key, "")) for key in columns))
     Console().print(shown)
+
+
+NARROW, WIDEST = 26, 150  # most characters of a column that is not the last; of a line
+
+
+def grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table inside running text: aligned, long cells wrapped, the last column as wide as the terminal leaves."""
+    room = min(shutil.get_terminal_size((110, 24)).columns, WIDEST) - 4
+    cells = [list(columns), *map(list, rows)]
+    widths = [min(max(len(row[i]) for row in cells), NARROW) for i in range(len(columns) - 1)]
+    widths.append(max(room - sum(widths) - 2 * len(widths), NARROW))
+    lines = []
+    for row in cells:
+        wrapped = [textwrap.wrap(cell, width) or [""] for cell, width in zip(row, widths, strict=True)]
+        for i in range(max(map(len, wrapped))):
+            parts = [(cell[i] if i < len(cell) else "").ljust(w) for cell, w in zip(wrapped, widths, strict=True)]
+            lines.append("  ".join(parts).rstrip())
+    return lines
 
 
 def confirm_output(path: str, overwrite: bool) -> None:

@@ -1,17 +1,30 @@
-"""``thalweg report``: one offline HTML file from a plan or a run."""
+"""``thalweg report``: one offline HTML file from a plan, a run, or several runs."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from thalweg.cli.console import confirm_output, emit
-from thalweg.errors import ExitCode, InputError
+from thalweg.cli.facts import citations, deviations
+from thalweg.errors import ExitCode, InputError, ThalwegError
 
 EXAMPLES = """examples:
   thalweg report plans/mgt-ablation.toml --scale small -o ablation.html
-  thalweg report runs/mgt-d4-s0 -o run.html"""
+  thalweg report runs/mgt-d4-s0 -o run.html
+  thalweg report runs/additive-d4-s0 runs/mgt-d4-s0 -o both.html
+
+A path is an argument with a separator, one that ends in .toml, a file, or the folder of a run. Any other word is the name of a shipped
+plan, also where a folder has that name: ./demo is the folder, demo the plan."""
+
+MOST_RUNS = 21  # curves that colour and dashes tell apart
 
 
 def configure(parser) -> None:
-    parser.add_argument("plan", metavar="PLAN_OR_RUN", help="plan file, name of a shipped plan, or folder of a run")
+    parser.add_argument(
+        "given",
+        nargs="+",
+        metavar="PLAN_OR_RUN",
+        help="plan file, name of a shipped plan, or folder of a run; several runs are shown side by side",
+    )
     parser.add_argument("-o", "--output", default="report.html", help="file to write (report.html)")
     parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
     parser.add_argument("--scale", help="scale of the plan")
@@ -20,18 +33,31 @@ def configure(parser) -> None:
 
 def run(args) -> ExitCode:
     confirm_output(args.output, args.overwrite)
-    if Path(args.plan).is_dir():
+    plans = [given for given in args.given if not names_run(given)]
+    if plans and len(args.given) > 1:
+        raise InputError(f"several arguments must all be folders of runs, got {plans[0]!r}; give a plan alone")
+    if plans:
+        path = _of_plan(args, plans[0])
+    else:
         for flag in ("scale", "records"):
             if getattr(args, flag) is not None:
-                raise InputError(f"--{flag} belongs to a plan, but {args.plan} is a folder; leave it out")
-        path = of_run(args.plan, args.output)
-    else:
-        path = _of_plan(args)
+                raise InputError(f"--{flag} belongs to a plan, but {args.given[0]} is a folder; leave it out")
+        path = of_run(args.given[0], args.output) if len(args.given) == 1 else of_runs(args.given, args.output)
     if args.json:
         emit({"report": str(path), "bytes": path.stat().st_size})
     else:
         print(path)
     return ExitCode.OK
+
+
+def names_run(given: str) -> bool:
+    """Whether an argument is the folder of a run; if not, it is a plan. The rule stands in ``--help``."""
+    from thalweg.records.run import RunFolder
+    from thalweg.studies import library
+
+    if RunFolder.is_run(given):
+        return True
+    return Path(given).is_dir() and (library.is_path(given) or given not in library.shipped())
 
 
 def of_run(folder: str, output: str | Path) -> Path:
@@ -40,8 +66,52 @@ def of_run(folder: str, output: str | Path) -> Path:
     from thalweg.reports import write_run_report
 
     run = RunFolder.open(folder)
-    names = [str(run.config.get("connection", ""))]
-    return write_run_report(run, output, citations(names), deviations(names))
+    used = {"": _used(run)}
+    return write_run_report(run, output, citations([used[""][0]]), deviations(used), nulls_of_data(run))
+
+
+def of_runs(folders: Sequence[str], output: str | Path) -> Path:
+    """The report of several run folders side by side."""
+    from thalweg.records.run import RunFolder
+    from thalweg.reports.runs import labels, write_runs_report
+
+    if len(folders) > MOST_RUNS:
+        raise InputError(
+            f"at most {MOST_RUNS} runs can be told apart in one report, got {len(folders)}; leave some out"
+        )
+    runs = [RunFolder.open(folder) for folder in folders]
+    places = [run.path.resolve() for run in runs]
+    if twice := next((run.path for i, run in enumerate(runs) if places[i] in places[:i]), None):
+        raise InputError(f"{twice} is given twice; give each run once")
+    used = dict(zip(labels(runs), map(_used, runs), strict=True))
+    names = [name for name, _ in used.values()]
+    return write_runs_report(runs, output, citations(names), deviations(used), [*map(nulls_of_data, runs)])
+
+
+def _used(run) -> tuple[str, dict]:
+    """Connection and options of a run, as its record has them."""
+    options = run.config.get("connection_options")
+    return str(run.config.get("connection", "")), options if isinstance(options, dict) else {}
+
+
+def nulls_of_data(run) -> dict[str, float]:
+    """The nulls for a run whose record holds none because it was killed, failed or goes on; empty if its data cannot be had any more.
+
+    They are written when a run ends. The last checkpoint says which data it was.
+    """
+    from thalweg import data
+    from thalweg.training import checkpoint
+    from thalweg.training.config import from_table
+
+    if run.result.get("nulls"):
+        return {}
+    try:
+        saved = checkpoint.read(checkpoint.find(run.checkpoints, "last")).manifest.get("data", {})
+        wanted = from_table(run.config)
+        task = data.load(wanted.data, tokenizer=wanted.tokenizer, vocab_size=wanted.vocab_size)
+        return task.nulls() if task.fingerprint == saved.get("fingerprint") else {}
+    except (ThalwegError, OSError):  # a report needs no data; without it a line is missing
+        return {}
 
 
 def of_study(study, output: str | Path) -> Path:
@@ -56,7 +126,7 @@ def of_study(study, output: str | Path) -> Path:
     except InputError:
         lock = None  # the verdict says void and why
     tunings = {arm: study.tuning(arm) for arm in study.arms}
-    names = [study.plan.arms[arm].connection for arm in study.arms]
+    arms = {name: study.plan.arms[name] for name in study.arms}
     records = StudyRecords(
         plan=study.plan,
         scale=study.scale_name,
@@ -68,34 +138,14 @@ def of_study(study, output: str | Path) -> Path:
         version=lock.version if lock else "",
         plan_text=study.path.read_text(encoding="utf-8"),
         plan_path=str(study.path),
-        citations=citations(names),
-        deviations=deviations(names),
+        citations=citations(arm.connection for arm in arms.values()),
+        deviations=deviations({name: (arm.connection, arm.options) for name, arm in arms.items()}),
     )
     return write_study_report(records, output)
 
 
-def citations(names: list[str]) -> list[str]:
-    """BibTeX of the connections used, each once."""
-    return [text for text in dict.fromkeys(facts.bibtex for _, facts in _facts(names)) if text]
-
-
-def deviations(names: list[str]) -> list[str]:
-    """Where the code of the connections used leaves their papers, and what the papers leave open."""
-    found = []
-    for name, facts in _facts(names):
-        found += [f"{name} leaves its source: {text}" for text in facts.deviations]
-        found += [f"{name}, our choice: {text}" for text in facts.chosen]
-    return found
-
-
-def _facts(names: list[str]):
-    from thalweg import connections
-
-    known = [name for name in dict.fromkeys(names) if name in connections.registry]
-    return [(name, connections.registry[name].facts) for name in known]
-
-
-def _of_plan(args) -> Path:
+def _of_plan(args, plan: str) -> Path:
     from thalweg.cli.study_command import open_study
 
+    args.plan = plan
     return of_study(open_study(args), args.output)

@@ -1,33 +1,51 @@
-"""``thalweg show``: everything about one connection, measure or plan."""
+"""``thalweg show``: everything about one connection, measure, plan or task."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
 
 from thalweg import config
-from thalweg.cli.console import emit
+from thalweg.cli.console import emit, grid
+from thalweg.errors import InputError
 
 EXAMPLES = """examples:
   thalweg show connection mgt
-  thalweg show connection delta --width 768 --depth 12 --option value_channels=4"""
+  thalweg show connection delta --width 768 --depth 12 --option value_channels=4
+  thalweg show plan mgt-ablation
+  thalweg show task copy:vocab=32"""
 
-KINDS = ("connection", "measure", "plan")
+KINDS = ("connection", "measure", "plan", "task")
 
 
 def configure(parser) -> None:
     parser.add_argument("kind", choices=KINDS, help="what kind of thing")
-    parser.add_argument("name", help="its name, as `thalweg list` prints it")
+    parser.add_argument("name", help="its name, as `thalweg list` prints it; of a plan also its file")
     parser.add_argument("--width", type=int, default=512, help="width at which the cost is measured (512)")
     parser.add_argument("--depth", type=int, default=12, help="layers at which the cost is measured (12)")
     parser.add_argument(
         "--option", action="append", default=[], metavar="NAME=VALUE", help="option of the connection; may be repeated"
     )
+    parser.add_argument(
+        "--load",
+        action="store_true",
+        help="task: load its data (from the hub, if it is there) to give its nulls as numbers",
+    )
 
 
 def run(args) -> None:
+    if args.option and args.kind != "connection":
+        raise InputError(f"--option belongs to a connection, got {args.kind} {args.name}; leave it out")
     if args.kind == "connection":
         found = connection(args.name, args.width, args.depth, config.parse_assignments(args.option))
+        shown = {**found, "options": [*map(_option_row, found["options explained"])]}
+        del shown["options explained"]
     elif args.kind == "measure":
-        found = measure(args.name)
+        found = shown = measure(args.name)
+    elif args.kind == "task":
+        found = shown = task(args.name, args.load)
     else:
-        found = plan(args.name)
-    emit(found) if args.json else print(as_text(found))
+        found, shown = plan(args.name)
+    emit(found) if args.json else print(as_text(shown))
 
 
 def connection(name: str, width: int, depth: int, options: dict) -> dict:
@@ -57,9 +75,19 @@ def connection(name: str, width: int, depth: int, options: dict) -> dict:
         "deviations": list(facts.deviations),
         "verified": list(facts.verified),
         "options": config.to_plain(stream.options),
+        "options explained": [
+            {**config.to_plain(field), "given": options.get(field.name)}
+            for field in config.describe(type(stream.options))
+        ],
         f"cost at width {width}, depth {depth}": config.to_plain(cost),
         "bibtex": facts.bibtex,
     }
+
+
+def _option_row(field: dict[str, Any]) -> dict[str, str]:
+    given = field["given"]
+    default = field["default"] if given is None else f"{field['default']} (here {given})"
+    return {"name": field["name"], "values": field["allowed"], "default": default, "meaning": field["meaning"]}
 
 
 def measure(name: str) -> dict:
@@ -69,18 +97,106 @@ def measure(name: str) -> dict:
     return config.to_plain(catalog.entry(name))
 
 
-def plan(name: str) -> dict:
-    """A plan with its hash."""
+def task(spec: str, load: bool) -> dict:
+    """What a task is made of, its parameters, and what a model that learned nothing reaches on it."""
+    from thalweg import data
+    from thalweg.data import tasks
+    from thalweg.data.synthetic import SyntheticTask
+    from thalweg.data.text.task import TextTask
+    from thalweg.training.config import TrainConfig
+
+    entry = tasks.registry.entry(spec.partition(":")[0].strip())
+    made_by: Callable = getattr(entry.value, "__self__", entry.value)  # the class of a synthetic task, else its opener
+    synthetic = isinstance(made_by, type) and issubclass(made_by, SyntheticTask)
+    from_the_run = {"tokenizer", "vocab_size"}
+    options = made_by.Options if synthetic else TrainConfig
+    rows = [
+        {"name": f.name, "values": f.allowed, "default": f.default, "meaning": f.meaning}
+        for f in config.describe(options)
+        if synthetic or f.name in from_the_run
+    ]
+    found = {
+        "name": entry.name,
+        "summary": entry.summary,
+        "source": entry.source,
+        "about": _plain(made_by),
+        "parameters (NAME:KEY=VALUE,...)" if synthetic else "options of the run": rows,
+    }
+    if not synthetic and not load:
+        return {**found, "nulls": f"{_plain(TextTask.nulls)}\n--load gives the numbers."}
+    opened = data.load(spec)
+    return {
+        **found,
+        "vocabulary": f"{opened.vocab_size:,} entries",
+        "splits": list(opened.splits),
+        "sequence": f"{opened.natural_length()} tokens" if synthetic else "any length",
+        "nulls (nats/token, shares or as named)": opened.nulls(),
+    }
+
+
+def _plain(thing: Any) -> str:
+    """A docstring as it is read in a terminal."""
+    return config.unmarked(inspect.getdoc(thing) or "")
+
+
+def plan(name: str) -> tuple[dict, dict]:
+    """A plan with its hash: all of it as plain values, and as it is read."""
     from thalweg.studies import library
     from thalweg.studies.plan import load
 
     path = library.find(name)
     found = load(path)
-    return {"path": str(path), "hash": found.hash(), **config.to_plain(found)}
+    head = {"path": str(path), "hash": found.hash()}
+    return {**head, **config.to_plain(found)}, _plan_text(found, head)
+
+
+def _plan_text(plan, head: dict[str, str]) -> dict[str, Any]:
+    from thalweg.reports.study import bound, contrast_of, correction_of
+    from thalweg.reports.tables import arm_table
+    from thalweg.reports.text import words
+
+    arms = arm_table(plan)
+    return {
+        "plan": f"{plan.name}: {plan.title}",
+        "question": plan.question,
+        "source": plan.source,
+        "hypotheses": [
+            {
+                "id": h.id if h.primary else f"{h.id} (secondary)",
+                "measure": f"{h.measure} ({h.at}){f' [{h.unit}]' if h.unit else ''}",
+                "contrast": contrast_of(h.contrast),
+                "minimum effect": bound(h.direction, h.margin),
+                "expected, sd": f"{h.expected:g}, {h.sd:g}",
+                "if diverged": str(h.diverged),
+                "statement": h.statement,
+            }
+            for h in plan.hypotheses
+        ],
+        "rule": f"{correction_of(plan, sum(h.primary for h in plan.hypotheses))}.\n"
+        "Supported: the whole interval of the contrast lies beyond the minimum effect, at a confirmatory scale; "
+        "refuted: all of it lies short of it; else inconclusive.",
+        "arms": [dict(zip(arms.columns, row, strict=True)) for row in arms.rows],
+        "notes on arms": [f"{name}: {arm.note}" for name, arm in plan.arms.items() if arm.note],
+        "training values of all arms": words(plan.train),
+        "scales": [
+            {
+                "scale": name,
+                "kind": scale.kind,
+                "seeds": words(scale.seeds),
+                "arms": words(scale.arms) or "all",
+                "learning rates": words(scale.learning_rates) or "as given",
+                "training values": f"{words(scale.train)}{f'; {scale.about}' if scale.about else ''}",
+            }
+            for name, scale in plan.scale.items()
+        ],
+        "our choices": list(plan.choices),
+        "deviations": list(plan.deviations),
+        **head,
+    }
 
 
 def as_text(found: dict) -> str:
-    """A table of texts, lists and tables as indented lines."""
+    """A table of texts, lists, tables and lists of rows as indented lines."""
     lines: list[str] = []
     for key, value in found.items():
         if value in ("", [], {}, None):
@@ -88,6 +204,8 @@ def as_text(found: dict) -> str:
         lines.append(f"{key}")
         if isinstance(value, dict):
             lines.extend(f"    {k} = {v}" for k, v in value.items())
+        elif isinstance(value, list) and isinstance(value[0], dict):
+            lines.extend(f"    {line}" for line in grid(list(value[0]), [list(row.values()) for row in value]))
         elif isinstance(value, list):
             lines.extend(f"    - {v}" for v in value)
         else:

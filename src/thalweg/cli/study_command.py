@@ -53,6 +53,7 @@ def _new(args) -> ExitCode:
 
 
 def _check(args) -> ExitCode:
+    from thalweg.reports.study import bound
     from thalweg.studies.check import check
 
     study = open_study(args)
@@ -65,7 +66,7 @@ def _check(args) -> ExitCode:
                 "id": p.hypothesis,
                 "power": f"{p.result.power:.3f}",
                 "expected": f"{p.result.effect:g}",
-                "must be": _bound(p.direction, p.result.margin),
+                "must be": bound(p.direction, p.result.margin),
                 "sd": f"{p.result.sd:g}",
                 "detectable": f"{p.result.detectable:.4g}",
                 "sd_source": p.sd_source,
@@ -91,11 +92,6 @@ def _check(args) -> ExitCode:
             say(f"remark: {line}", quiet=args.quiet)
     found.require()
     return ExitCode.OK
-
-
-def _bound(direction: str, margin: float) -> str:
-    """What the contrast, as the plan writes it, must be for the statement to hold."""
-    return f"{'>' if direction == 'greater' else '<'} {margin:g}"
 
 
 def _lock(args) -> ExitCode:
@@ -154,6 +150,7 @@ def _status(args) -> ExitCode:
 
 def _verdict(args) -> ExitCode:
     from thalweg import studies
+    from thalweg.reports.study import bound
 
     judged = studies.verdict(open_study(args))
     if args.json:
@@ -165,7 +162,7 @@ def _verdict(args) -> ExitCode:
                 "status": v.status,
                 "estimate": "" if v.estimate is None else f"{v.estimate:+.4f}",
                 "interval": "" if v.interval is None else f"[{v.interval[0]:+.4f}, {v.interval[1]:+.4f}]",
-                "must be": _bound(v.direction, v.margin),
+                "must be": bound(v.direction, v.margin),
                 "n": "" if v.statistics is None else str(v.statistics.n),
                 "reason": v.reason,
             }

@@ -14,6 +14,8 @@ EXAMPLES = """examples:
 A TOML file holds the same names (connection = "mgt"); flags win over the file. Under torchrun the same flags train on all ranks:
   torchrun --nproc-per-node 2 -m thalweg train --depth 12"""
 
+TABLES = ("connection_options", "model")  # given by flags that repeat
+
 # Far above what any machine trains: beyond it a size is a slip of the hand, and only its plan would take hours.
 MOST = {
     "depth": 2**16,
@@ -52,9 +54,9 @@ def configure(parser) -> None:
         "--track", action="append", default=[], metavar="TRACKER", help="tensorboard, trackio or wandb; may be repeated"
     )
     group = parser.add_argument_group("configuration", "values are TOML: numbers, true, strings, [lists]")
-    for field in dataclasses.fields(TrainConfig):
-        if field.name not in ("connection_options", "model"):
-            group.add_argument(f"--{field.name.replace('_', '-')}", metavar="VALUE", help=f"default {_default(field)}")
+    for field in config.describe(TrainConfig):
+        if field.name not in TABLES:
+            group.add_argument(f"--{field.name.replace('_', '-')}", metavar="VALUE", help=_explained(field))
     group.add_argument(
         "--model",
         action="append",
@@ -79,7 +81,23 @@ def run(args) -> ExitCode:
         print(config.to_toml(wanted), end="")
         return ExitCode.OK
     folder = Path(args.output or f"runs/{wanted.connection}-d{wanted.depth}-s{wanted.seed}")
+    if not args.dry_run:
+        _refuse_used(folder)
     return _train(args, wanted, folder, resume=False)
+
+
+def _refuse_used(folder: Path) -> None:
+    """Before the plan, which takes a while to time. Raises: InputError for a folder that a run cannot start in."""
+    from thalweg.records.run import RunFolder
+    from thalweg.training.parallel import is_main
+
+    if not is_main():  # the first rank may have begun already
+        return
+    if RunFolder.is_run(folder):
+        raise InputError(
+            f"{folder} holds a run already; go on with it by --resume {folder}, or choose another folder by -o"
+        )
+    RunFolder.check_new(folder)
 
 
 def requested(args, base: dict | None = None):
@@ -90,7 +108,7 @@ def requested(args, base: dict | None = None):
     given = {
         field.name: getattr(args, field.name)
         for field in dataclasses.fields(TrainConfig)
-        if field.name not in ("connection_options", "model") and getattr(args, field.name) is not None
+        if field.name not in TABLES and getattr(args, field.name) is not None
     }
     table = config.merge(table, config.parse_assignments([f"{name}={text}" for name, text in given.items()]))
     if args.option:
@@ -135,7 +153,8 @@ def _train(args, wanted, folder: Path, *, resume: bool) -> ExitCode:
     return ExitCode.OK
 
 
-def _default(field: dataclasses.Field) -> str:
-    if field.default is not dataclasses.MISSING:
-        return "by rule" if field.default is None else str(field.default)
-    return "empty" if field.default_factory is dataclasses.MISSING else str(field.default_factory())
+def _explained(field: config.Described) -> str:
+    """Help of one flag: what it means, the values where there are few, the default."""
+    values = f": {field.allowed}" if field.one_of else ""
+    default = "" if field.default == "none" else f" ({field.default})"
+    return f"{field.meaning}{values}{default}".replace("%", "%%")

@@ -38,25 +38,28 @@ PRESETS = {
 class MGTOptions(ConnectionOptions):
     """What is written, what the gates see, and where they begin. An option that is None takes the value of the preset.
 
-    form: ``full`` (gate and delta, element-wise), ``soft_gate`` (x + G V), ``delta`` (element-wise, G = 1), ``rank1``
-    (true rank-1 erase along the gated update), ``delta_rank1`` (the same with G = 1).
-    preset: ``paper`` (the literal form), ``residual`` (beta = 1, alpha = 0, gate nearly open: starts near the pre-norm
+    form: what is written: ``full`` (gate and delta, element-wise), ``soft_gate`` (x + G V), ``delta`` (element-wise,
+    G = 1), ``rank1`` (true rank-1 erase along the gated update), ``delta_rank1`` (the same with G = 1).
+    preset: where a site begins: ``paper`` (the literal form), ``residual`` (beta = 1, alpha = 0, gate nearly open: starts near the pre-norm
     block), ``identity`` (beta = 0: every block starts as the identity), ``stable`` (beta = 0.1, alpha = 0.1,
     alpha * beta held in [0, 2]). Only the start of the gate differs between presets of ``soft_gate``.
-    gate: ``learned``; controls: ``fixed_random`` (W_gate is drawn and never learned), ``input_independent`` (one
+    gate: what the gate is: ``learned``; controls: ``fixed_random`` (W_gate is drawn and never learned), ``input_independent`` (one
     learned vector), ``update`` (the gate reads the update V instead of the state).
     gate_input: whether the gate and beta read the ``raw`` state or the result of the input norm (``norm``; recommended
     from 48 layers).
-    write_only: alpha = 0, not learned; nothing is erased.
+    write_only: nothing is erased: alpha = 0, not learned.
     post_norm: the state is normalised after the write, x' = norm(x + beta (G V - alpha x)), as in a post-norm block; it goes
     with ``input_norm`` and ``final_norm`` off. For factorial comparisons with the post-norm baseline.
     gate_open: the gate is divided by its start value, and the scale of its LayerNorm starts at 0: it is exactly 1 at
     start, can move both ways, and ranges over [0, 1 / sigmoid(gate_bias)].
-    alpha, alpha_kind, alpha_per: start of the erase strength; ``free``, ``positive`` (a softplus) or ``fixed``; one for
-    each sublayer, layer or network.
-    beta_scale: lambda, the start of it where beta_scale_learned. beta_shift: epsilon (1 gives beta the range [0, 2] of
-    delta learning). beta_bias, beta_std, gate_bias, gate_spread, clamp_erase: see :class:`Preset`.
-    direction_eps: k = u / sqrt(|u|^2 + direction_eps^2) in the rank-1 forms.
+    alpha: start of the erase strength (none: by preset). alpha_kind: ``free``, ``positive`` (a softplus) or ``fixed``.
+    alpha_per: whether each sublayer, each layer or the network has one alpha.
+    beta_scale: lambda, the factor on the tanh in beta. beta_scale_learned: whether lambda is learned, from beta_scale on.
+    beta_shift: epsilon (none: by preset); 1 gives beta the range [0, 2] of delta learning.
+    beta_bias: start of b_beta (none: by preset). beta_std: standard deviation of W_beta at start (none: by preset).
+    gate_bias: start of the shift of the LayerNorm in the gate (none: by preset). gate_spread: start of the scale of
+    that LayerNorm (none: by preset). clamp_erase: whether alpha * beta is held in [0, 2] (none: by preset).
+    direction_eps: smooths the erase direction, k = u / sqrt(|u|^2 + direction_eps^2) in the rank-1 forms.
 
     Raises: InputError for values out of range, options that contradict each other, and options that would do nothing.
     """

@@ -167,8 +167,9 @@ class Facts:
 class ConnectionOptions:
     """Options that every connection has. Each connection's own dataclass extends it and sets the slots that it uses by default.
 
-    norm: kind used in every slot. input_norm: before the sublayer. update_norm: on what the sublayer returns, before it is written.
-    final_norm: on what the unembedding sees.
+    norm: kind of norm in every slot. norm_eps: added to what a norm divides by, under the root. norm_bias: whether norms have a bias.
+    input_norm: a norm before the sublayer. update_norm: a norm on what the sublayer returns, before it is written.
+    final_norm: a norm on what the unembedding sees.
     """
 
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"

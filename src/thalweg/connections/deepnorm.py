@@ -11,7 +11,7 @@ from thalweg.errors import InputError
 
 @dataclass(frozen=True)
 class DeepNormOptions(PostNormOptions):
-    """alpha: factor on the skip; beta: gain of the initial weights. None takes them from the depth."""
+    """alpha: factor on the skip (none: by depth); beta: gain of the initial weights (none: by depth)."""
 
     alpha: float | None = None
     beta: float | None = None

@@ -37,11 +37,12 @@ class DeltaOptions(ConnectionOptions):
     expand: what makes the matrix state from the embedding, ``repeat`` or ``convolution`` (EC).
     kernel: how many tokens TC and EC see, the present one included.
     gate: map from the normalised input to the logit of beta, ``linear`` or ``mlp`` (tanh, ``gate_hidden`` units).
+    gate_hidden: hidden units of the ``mlp`` gate.
     beta_start: beta of the untrained network, inside (0, 2); drawn into [0.01, 1.99] with a warning.
-    fixed_beta: a constant in [0, 2] in place of the gate: 0 keeps, 1 replaces, 2 reflects.
-    value: ``paper`` is linear in the normalised input; ``code`` is 4 sigmoid(linear) of the input before its norm.
-    write_only: the control without erasure, X + beta k v^T.
-    direction_eps: eps of k = h / sqrt(|h|^2 + eps^2).
+    fixed_beta: a constant in [0, 2] in place of the gate (none: the gate): 0 keeps, 1 replaces, 2 reflects.
+    value: what is written: ``paper`` is linear in the normalised input; ``code`` is 4 sigmoid(linear) of the input before its norm.
+    write_only: whether nothing is erased: the control X + beta k v^T.
+    direction_eps: smooths the write direction: eps of k = h / sqrt(|h|^2 + eps^2).
     """
 
     value_channels: int = 1

@@ -25,7 +25,7 @@ from thalweg.ops.precision import wide
 
 @dataclass(frozen=True)
 class LayerScaleOptions(ConnectionOptions):
-    """init: first value of every factor. None takes it from the depth."""
+    """init: first value of every factor (none: by depth)."""
 
     init: float | None = None
 

@@ -23,7 +23,7 @@ from thalweg.ops.norms import Norm
 class PostNormOptions(ConnectionOptions):
     """Slots of the post-norm family. The norm on the sum belongs to the equation, so it has no switch.
 
-    final_norm: off, since the stream leaves the last site normalised already.
+    final_norm: a norm on what the unembedding sees; off, since the stream leaves the last site normalised already.
     enter_norm: a norm on the embedding before the first sublayer; off as in the original Transformer, on as in BERT.
     """
 

@@ -28,7 +28,7 @@ from thalweg.ops.precision import wide
 
 @dataclass(frozen=True)
 class TangentOptions(ConnectionOptions):
-    """window: how many past tokens the tangent space is estimated from. rank: its dimension.
+    """window: how many past tokens the tangent space is estimated from. rank: dimension of that space.
 
     strength: how much of the part outside the tangent space is removed from the update, in [0, 1].
     subspace: ``tangent``, or ``random`` for the control with a fixed random subspace of the same rank at each site.

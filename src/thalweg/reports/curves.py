@@ -86,7 +86,11 @@ def _null(name: str, arms: Arms, curves: Sequence[Line]) -> list[Line]:
     if not name.endswith("/loss"):
         return []
     span = (min(min(c.x) for c in curves), max(max(c.x) for c in curves))
-    found = {
-        v for records in arms.values() for r in records if isinstance(v := r.nulls.get("unigram_entropy"), int | float)
-    }
-    return [Line("null: unigram entropy", span, (v, v), kind="null") for v in sorted(found)]
+    found: dict[float, list[str]] = {}
+    for arm, records in arms.items():
+        for value in {v for r in records if isinstance(v := r.nulls.get("unigram_entropy"), int | float)}:
+            found.setdefault(value, []).append(arm)
+    return [
+        Line(f"null: unigram entropy{f' ({listed(who, 3)})' if len(found) > 1 else ''}", span, (v, v), kind="null")
+        for v, who in sorted(found.items())
+    ]

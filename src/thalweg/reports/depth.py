@@ -83,11 +83,20 @@ def _figure(name: str, arms: Arms) -> Figure:
     return lines(
         known.title,
         curves,
-        x_label="layer",
-        y_label=unit or "no unit",
+        x_label=known.x_label or _place(rows),
+        y_label=unit or known.unit or "no unit",
         caption=" ".join(part for part in caption if part),
         log_y=known.log,
     )
+
+
+def _place(rows: Sequence[Measurement]) -> str:
+    """What a place on the axis of depth is, as :meth:`RunRecord.depth_profile` reads the rows."""
+    if any(row.site == "stream.end" for row in rows):
+        return "layer that the state enters, from 0 (last place: after the last layer)"
+    if len({row.site for row in rows}) > len({row.layer for row in rows}):
+        return "layer, from 0 (mean over its sublayers)"
+    return "layer, from 0"
 
 
 def _facts(rows: Sequence[Measurement], steps: list[int], starts: list[int], seeds: list[int]) -> str:
@@ -131,8 +140,12 @@ def _nulls(name: str, arms: Arms) -> list[Line]:
             rows = [r for r in record.measures if r.null is not None and r.step == last and r.site != "stream.left"]
             by_layer = {r.layer: r.null for r in rows if r.layer is not None and r.null is not None}
             if by_layer:
-                key = (rows[0].null_kind, *((layer, number(by_layer[layer])) for layer in sorted(by_layer)))
-                found.setdefault(key, (by_layer, []))[1].append(arm)
+                values = [(layer, number(by_layer[layer])) for layer in sorted(by_layer)]
+                if len({value for _, value in values}) == 1:  # the same for arms of any depth
+                    values = [(0, values[0][1])]
+                known = found.setdefault((rows[0].null_kind, *values), ({}, []))
+                known[0].update(by_layer)
+                known[1].append(arm)
     several = len({tuple(values) for _, *values in found}) > 1
     made = []
     for (kind, *_), (by_layer, names) in found.items():

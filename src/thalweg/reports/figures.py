@@ -106,7 +106,7 @@ def lines(
         title,
         svg.picture(WIDTH, HEIGHT, title, parts),
         caption,
-        (x_label, *(curve.label for curve in curves)),
+        (x_label.partition(",")[0], *(curve.label for curve in curves)),
         tuple(_table(curves)),
         tuple(Key(c.label, _key(c)) for c in curves if c.kind != "start"),
     )
@@ -159,7 +159,7 @@ def _frame(x: svg.Axis, y: svg.Axis, x_label: str, y_label: str, whole_x: bool, 
         yield svg.text((LEFT + RIGHT) / 2, (TOP + BOTTOM) / 2, "no finite value", anchor="middle")
         yield svg.line([(LEFT, BOTTOM), (RIGHT, BOTTOM)], "axis")
         return
-    for value, label in svg.ticks(y, 5):
+    for value, label in svg.ticks(y, 7 if y.log else 5):
         yield svg.line([(LEFT, y(value)), (RIGHT, y(value))], "grid")
         yield svg.text(LEFT - 6, y(value) + 3.5, label, anchor="end")
     for value, label in svg.ticks(x, 8, whole=whole_x):

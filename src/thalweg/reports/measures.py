@@ -17,12 +17,17 @@ GROUPS = (STATES, UPDATES, GATES, JACOBIANS, OTHER)
 
 @dataclass(frozen=True)
 class Shown:
-    """Title and caption of a measure; group: where it is drawn; log: a logarithmic axis where the values ask for it."""
+    """Title and caption of a measure; group: where it is drawn; log: a logarithmic axis where the values ask for it.
+
+    x_label: what a place on the axis of depth is, where the rows do not show it; unit: for rows that were recorded without one.
+    """
 
     title: str
     caption: str = ""
     group: str = OTHER
     log: bool = False
+    x_label: str = ""
+    unit: str = ""
 
 
 _SHOWN: dict[str, Shown] = {
@@ -40,7 +45,9 @@ _SHOWN: dict[str, Shown] = {
         "Relative distance from the nearest matrix of equal rows (Dong et al. 2021), 0: collapsed.",
         HEADLINE,
     ),
-    "rms": Shown("Size of the stream", "Root mean square of the state.", HEADLINE, True),
+    "rms": Shown(
+        "Size of the stream", "Root mean square of the state that enters each layer, over held-out sequences.", HEADLINE, True
+    ),
     "relative_update.step": Shown(
         "Relative size of the steps", "Change of the state over its size, at each sublayer.", HEADLINE, True
     ),
@@ -96,7 +103,15 @@ _SHOWN: dict[str, Shown] = {
     "connection_distance": Shown(
         "Distance of the connection from its start", "Parameters of a layer's sites, 0: it never moved.", DIAGNOSTIC, True
     ),
-    "stream_rms": Shown("Size of the stream in training", "Root mean square of the state after each layer.", DIAGNOSTIC, True),
+    "stream_rms": Shown(
+        "Size of the stream in training",
+        "Root mean square of the state that leaves each layer, on one held-out sequence at an evaluation; the same state stands one place "
+        "further right in \"Size of the stream\", which shows what enters.",
+        DIAGNOSTIC,
+        True,
+        "layer that the state leaves, from 0",
+        "stream units",
+    ),
 }  # fmt: skip
 _VARIANTS = {
     "raw": "as the sublayer returned them",

@@ -1,6 +1,6 @@
 """The report of one run: what it reached, what it cost, what its stream looks like."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from thalweg.config import to_toml
@@ -18,17 +18,15 @@ SHOWN = ("val/", "task/", "train/loss")
 UNITS = {"peak_memory": "B", "seconds": "s"}
 
 
-def write_run_report(
-    run: RunFolder, path: str | Path, citations: Sequence[str] = (), deviations: Sequence[str] = ()
-) -> Path:
-    """Write the report of the run folder ``run`` to ``path``. Raises: InputError (disk full, no permission)."""
-    # A study leaves diverged runs out of its means; here the one run is what the reader asked for, however it ended.
-    record = RunRecord(
+def record_of(run: RunFolder, status: str, nulls: Mapping[str, float]) -> RunRecord:
+    """A run folder as the record that figures and tables read. nulls: of the data, for a run whose record has none yet."""
+    result = {**run.result, "nulls": run.result.get("nulls") or dict(nulls)}
+    return RunRecord(
         "",
         run.config,
         run.seed or 0,
-        "shown",
-        run.result,
+        status,
+        result,
         run.series(),
         run.measures(),
         run.units(),
@@ -36,6 +34,21 @@ def write_run_report(
         run.versions,
         tuple(run.notes),
     )
+
+
+def write_run_report(
+    run: RunFolder,
+    path: str | Path,
+    citations: Sequence[str] = (),
+    deviations: Sequence[str] = (),
+    nulls: Mapping[str, float] | None = None,
+) -> Path:
+    """Write the report of the run folder ``run`` to ``path``. nulls: of its data, for a record that holds none.
+
+    Raises: InputError (disk full, no permission).
+    """
+    # A study leaves diverged runs out of its means; here the one run is what the reader asked for, however it ended.
+    record = record_of(run, "shown", nulls or {})
     name = str(run.config.get("connection", run.path.name))
     arms = {name: [record]}
     dull = f"Has not learned: {why}." if run.status != "diverged" and (why := unlearned(record)) else ""

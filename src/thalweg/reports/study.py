@@ -118,24 +118,39 @@ def _found(v: Verdict) -> str:
     return f"{number(v.estimate)}{unit}, {s.level:.1%} interval {low} to {high}, margin {v.margin:g}, {counted(s.n, 'pair')}"
 
 
+def contrast_of(contrast: Mapping[str, float]) -> str:
+    """``mgt − additive``: the arms with their factors."""
+    terms = (f"{'−' if w < 0 else '+'} {'' if abs(w) == 1 else f'{abs(w):g} × '}{arm}" for arm, w in contrast.items())
+    return " ".join(terms).removeprefix("+ ")
+
+
+def bound(direction: str, margin: float) -> str:
+    """What a contrast must be for the statement to hold."""
+    return f"{'>' if direction == 'greater' else '<'} {margin:g}"
+
+
+def correction_of(plan: Plan, primary: int) -> str:
+    """How so many primary hypotheses share the error rate."""
+    name = "none" if plan.multiplicity == "none" else plan.multiplicity.capitalize()
+    over = counted(primary, "primary hypothesis").replace("hypothesiss", "hypotheses")
+    return f"Correction over {over}: {name}, alpha {plan.alpha:g}"
+
+
 def _row(v: Verdict, plan: Plan) -> dict:
     contrast = next((h.contrast for h in plan.hypotheses if h.id == v.hypothesis), {})
-    terms = " ".join(
-        f"{'−' if w < 0 else '+'} {'' if abs(w) == 1 else f'{abs(w):g} × '}{arm}" for arm, w in contrast.items()
-    )
     s = v.statistics
     return {
         "id": v.hypothesis,
         "primary": v.primary,
         "statement": v.statement,
         "measure": f"{v.measure}{f' [{v.unit}]' if v.unit else ''}",
-        "contrast": terms.removeprefix("+ "),
+        "contrast": contrast_of(contrast),
         "status": v.status,
         "reason": v.reason,
         "estimate": number(v.estimate),
         "interval": NONE if v.interval is None else f"{number(v.interval[0])} to {number(v.interval[1])}",
         "level": NONE if s is None else f"{s.level:.1%}",
-        "margin": f"{'>' if v.direction == 'greater' else '<'} {v.margin:g}",
+        "margin": bound(v.direction, v.margin),
         "pairs": NONE if s is None else str(s.n),
         "sign_flip": NONE if s is None else number(s.sign_flip, 3),
         "least": "" if s is None else f"least {number(s.smallest_sign_flip, 3)}",
@@ -167,12 +182,8 @@ def _values(verdict: StudyVerdict) -> Table | None:
 
 
 def _notes(verdict: StudyVerdict, plan: Plan) -> list[str]:
-    primary = sum(v.primary for v in verdict.verdicts)
-    correction = "none" if plan.multiplicity == "none" else plan.multiplicity.capitalize()
-    return [
-        *(f"{note[:1].upper()}{note[1:]}." for note in verdict.notes),
-        f"Correction over {counted(primary, 'primary hypothesis').replace('hypothesiss', 'hypotheses')}: {correction}, alpha {plan.alpha:g}.",
-    ]
+    correction = correction_of(plan, sum(v.primary for v in verdict.verdicts))
+    return [*(f"{note[:1].upper()}{note[1:]}." for note in verdict.notes), f"{correction}."]
 
 
 def _limits(records: StudyRecords, arms: Arms) -> list[str]:

@@ -54,10 +54,8 @@ def axis(values: Iterable[float], start: float, end: float, *, log: bool = False
 
 def ticks(along: Axis, most: int = 6, whole: bool = False) -> list[tuple[float, str]]:
     """Round values inside an axis, with their labels."""
-    if along.log and along.high / along.low > 30:
-        first, last = math.ceil(math.log10(along.low) - 1e-9), math.floor(math.log10(along.high) + 1e-9)
-        step = max(1, math.ceil((last - first + 1) / most))
-        return [(10.0**k, _power(k)) for k in range(first, last + 1, step)]
+    if along.log and len(found := _log_ticks(along, most)) > 1:
+        return found
     raw = (along.high - along.low) / most
     size = 10.0 ** math.floor(math.log10(raw))
     step = next(size * m for m in (1, 2, 5, 10) if size * m >= raw * 0.999)
@@ -67,8 +65,20 @@ def ticks(along: Axis, most: int = 6, whole: bool = False) -> list[tuple[float, 
     return [(v, _label(v, step)) for v in found]
 
 
-def _power(k: int) -> str:
-    return f"{10.0**k:g}" if -4 <= k <= 4 else f"1e{k}"
+def _log_ticks(along: Axis, most: int) -> list[tuple[float, str]]:
+    """1-2-5 ticks if they are not too many, else powers of ten, else evenly chosen powers."""
+    low, high = math.log10(along.low) - 1e-9, math.log10(along.high) + 1e-9
+    decades = range(math.floor(low), math.ceil(high) + 1)
+    for steps in ((1, 2, 5), (1,)):
+        found = [(m, k) for k in decades for m in steps if low <= math.log10(m) + k <= high]
+        if len(found) <= most:
+            break
+    return [(m * 10.0**k, _power(m, k)) for m, k in found[:: max(1, math.ceil(len(found) / most))]]
+
+
+def _power(m: int, k: int) -> str:
+    """The label of m times the k-th power of ten."""
+    return f"{m * 10.0**k:,.{max(0, -k)}f}" if -4 <= k <= 4 else f"{m}e{k}"
 
 
 def _label(value: float, step: float) -> str:

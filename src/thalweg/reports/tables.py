@@ -25,52 +25,58 @@ class Table:
 
 UNLIKE = 0.05  # difference in size or cost between the arms of a contrast that is pointed out
 COST_NOTE = (
-    "Mean ± standard deviation over the runs that did not diverge, at their last evaluation. FLOPs are those of training. "
-    "Tokens/s and peak memory (of the process on a CPU, of tensors on a GPU) are medians on this machine with whatever "
-    "ran beside: compare them within this table only. Not learned: runs whose loss is not below the unigram entropy, or "
+    "FLOPs are those of training. Tokens/s and peak memory (of the process on a CPU, of tensors on a GPU) are {those} on this machine with "
+    "whatever ran beside: compare them within this table only. Not learned: runs whose loss is not below the unigram entropy, or "
     "whose bits/byte are not below what xz reaches on the same text. The last rows are nulls of the data."
 )
+COSTS = ("parameters", "of the connection", "FLOPs/token", "tokens/s", "peak memory", "tokens")
 
 
 def cost_table(arms: Arms, roles: Mapping[str, str]) -> Table:
     """Quality beside cost, one row per arm, then the nulls of the data."""
+    quality = quality_of(arms)
+    rows = []
+    for arm, records in arms.items():
+        role = roles.get(arm, "")
+        name = f"{arm} ({role})" if role and role != "treatment" else arm
+        rows.append((name, _counts(records, sound(records)), *cost_cells(records, quality)))
+    note = "Mean ± standard deviation over the runs that did not diverge, at their last evaluation. "
+    return Table(
+        ("arm", "runs", *quality.values(), *COSTS),
+        [*rows, *null_rows(arms, quality)],
+        note + COST_NOTE.format(those="medians") if any(arms.values()) else "",
+    )
+
+
+def quality_of(arms: Arms) -> dict[str, str]:
+    """The logged series that tell how good a run is -> their headings."""
     tasks = sorted(
         {name for records in arms.values() for r in records for name in r.metrics if name.startswith("task/")}
     )
     quality = {"val/loss": "final loss [nats/token]", "val/bits_per_byte": "bits/byte"}
-    quality |= {name: name.removeprefix("task/").replace("_", " ") for name in tasks}
-    columns = (
-        "arm",
-        "runs",
-        *quality.values(),
-        "parameters",
-        "of the connection",
-        "FLOPs/token",
-        "tokens/s",
-        "peak memory",
-        "tokens",
+    return quality | {name: name.removeprefix("task/").replace("_", " ") for name in tasks}
+
+
+def cost_cells(records: Sequence[RunRecord], quality: Mapping[str, str]) -> tuple[str, ...]:
+    """Quality and cost of one arm: the cells under ``quality`` and ``COSTS``."""
+    ended = sound(records)
+    return (
+        *(mean_sd([v for r in ended if (v := r.last(name)) is not None]) for name in quality),
+        big(_middle(records, "parameters")),
+        big(_middle(records, "connection_parameters")),
+        big(_middle(records, "flops_per_token")),
+        number(_middle(ended or records, "tokens_per_second"), 3),
+        big(_middle(ended or records, "peak_memory"), "B"),
+        big(_middle(ended or records, "tokens")),
     )
-    rows = []
-    for arm, records in arms.items():
-        ended = sound(records)
-        role = roles.get(arm, "")
-        rows.append(
-            (
-                f"{arm} ({role})" if role and role != "treatment" else arm,
-                _counts(records, ended),
-                *(mean_sd([v for r in ended if (v := r.last(name)) is not None]) for name in quality),
-                big(_middle(records, "parameters")),
-                big(_middle(records, "connection_parameters")),
-                big(_middle(records, "flops_per_token")),
-                number(_middle(ended or records, "tokens_per_second"), 3),
-                big(_middle(ended or records, "peak_memory"), "B"),
-                big(_middle(ended or records, "tokens")),
-            )
-        )
-    empty = len(columns) - 4
-    for label, (loss, bits) in nulls_of(arms).items():
-        rows.append((f"null: {label}", NONE, number(loss), number(bits), *(NONE for _ in range(empty))))
-    return Table(columns, rows, COST_NOTE if any(records for records in arms.values()) else "")
+
+
+def null_rows(arms: Arms, quality: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """The nulls of the data under a name, one other column, ``quality`` and ``COSTS``."""
+    empty = (NONE,) * (len(quality) - 2 + len(COSTS))
+    return [
+        (f"null: {label}", NONE, number(loss), number(bits), *empty) for label, (loss, bits) in nulls_of(arms).items()
+    ]
 
 
 def _counts(records: Sequence[RunRecord], ended: Sequence[RunRecord]) -> str:
@@ -80,10 +86,10 @@ def _counts(records: Sequence[RunRecord], ended: Sequence[RunRecord]) -> str:
     return ", ".join(filter(None, parts))
 
 
-def arm_table(plan: Plan, scale: str) -> Table:
-    """What each arm is: connection, options, its own training values, what it is matched to."""
+def arm_table(plan: Plan, scale: str | None = None) -> Table:
+    """What each arm (None: of any scale) is: connection, options, its own training values, what it is matched to."""
     rows = []
-    for name in plan.arms_at(scale):
+    for name in plan.arms if scale is None else plan.arms_at(scale):
         arm = plan.arms[name]
         match = arm.match
         matched = (

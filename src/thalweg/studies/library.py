@@ -1,5 +1,6 @@
 """Where plan files lie: those that come with the package, and those of the current folder."""
 
+import os
 from importlib import resources
 from pathlib import Path
 
@@ -14,19 +15,30 @@ def shipped_folder() -> Path:
     return installed if installed.is_dir() else package.parents[1] / "plans"
 
 
+def shipped() -> dict[str, Path]:
+    """Name -> file of every plan that comes with the package."""
+    return {path.stem: path for path in sorted(shipped_folder().glob("*.toml"))}
+
+
+def is_path(plan: str | Path) -> bool:
+    """Whether ``plan`` is a path and no name: it has a separator, ends in .toml, or is a file. A folder does not hide a shipped plan."""
+    text = str(plan)
+    return os.sep in text or "/" in text or text.endswith(".toml") or Path(text).is_file()
+
+
 def find(plan: str | Path) -> Path:
     """The file of a plan given by path, or by the name of a shipped one. Raises: InputError, UnknownNameError."""
-    path = Path(plan)
-    if path.suffix == ".toml" or path.exists():
+    if is_path(plan):
+        path = Path(plan)
         if not path.exists():
             raise InputError(
                 f"no such plan: {path}; `thalweg list plans` shows the shipped ones, `thalweg study new` writes one"
             )
         return path
-    shipped = {p.stem: p for p in sorted(shipped_folder().glob("*.toml"))}
-    if str(plan) not in shipped:
-        raise UnknownNameError("plan", str(plan), shipped, more="Or give the path of a .toml file.")
-    return shipped[str(plan)]
+    known = shipped()
+    if str(plan) not in known:
+        raise UnknownNameError("plan", str(plan), known, more="Or give the path of a .toml file.")
+    return known[str(plan)]
 
 
 def rows() -> list[dict[str, str]]:

@@ -29,23 +29,66 @@ class TrainConfig:
     heads as sizes of 64 (32 below a width of 256) fit into the width; everything else keeps its default. A comparison over depth at a
     fixed width states ``width``.
 
-    Model: ``connection`` and ``connection_options`` choose how layers write to the stream; the fields up to ``layers`` are those of the
-    decoder; ``model`` holds any further one (``{"qk_norm" = true}``).
+    Each field is explained once, here; ``thalweg train --help`` prints it.
 
-    Data: ``data`` names the task; ``tokenizer``, ``vocab_size`` as the task takes them (None: its default). ``sequence_length`` in tokens;
-    ``batch_size`` in sequences for one update, over all ranks and all ``accumulation`` micro-batches.
+    The model.
+    connection: how layers write to the stream, by name.
+    connection_options: table of the connection's own options.
+    depth: layers, the dial.
+    width: size of the stream (none: 32 a layer, rounded up to a multiple of 64).
+    heads: attention heads (none: of 64 each, of 32 below a width of 256).
+    kv_heads: key and value heads, shared by groups of query heads (none: as many as heads).
+    feed_forward: kind of the feed-forward sublayer.
+    ffn_width: inner width of the feed-forward sublayer (none: by its kind).
+    norm: kind of the norms.
+    layers: sublayers of one layer, in order.
+    model: table of further fields of the decoder, such as ``qk_norm = true``.
 
-    Length: ``steps`` (updates) or ``tokens`` (rounded up to whole updates), not both; neither: 1000 steps.
+    The data.
+    data: name of the task, with its parameters.
+    tokenizer: for a text: bpe, byte or the path of a tokenizer.json (none: the task's own).
+    vocab_size: entries of a tokenizer that is trained on the text (none: the task's own).
+    sequence_length: tokens of one sequence.
+    batch_size: sequences of one update, over all ranks and micro-batches.
+    accumulation: micro-batches of one update.
 
-    Optimiser: ``lr`` is the peak; ``schedule`` falls to ``min_lr_ratio * lr`` after a linear ``warmup`` (a fraction of the run below 1, steps
-    from 1 on). ``weight_decay`` is for matrices. ``clip``: largest global gradient norm, 0 for none. Label-free batches are an error.
+    The length.
+    steps: updates of the whole run (none, and no tokens: 1000).
+    tokens: length of the run in tokens, in place of steps; rounded up to whole updates.
 
-    Divergence, a result and not an error: the run ends with status ``diverged`` when the loss or the gradient norm is not finite, when
-    the loss exceeds ``diverge_factor`` times the first loss for ``diverge_patience`` updates in a row, or when at an evaluation the root mean
-    square of some state of the stream exceeds ``diverge_rms``.
+    The optimiser.
+    optimizer: of the matrices of the blocks; the rest stays with adamw.
+    lr: learning rate at its peak.
+    min_lr_ratio: share of the peak that the schedule falls to.
+    warmup: linear rise to the peak: below 1 a fraction of the run, from 1 on steps.
+    schedule: how the learning rate falls after the warm-up.
+    betas: decay of the running means of AdamW.
+    eps: added to AdamW's denominator.
+    weight_decay: decay of matrices; vectors have none.
+    clip: largest global gradient norm; 0 clips nothing.
 
-    Record: ``log_every``, ``eval_every``, ``save_every`` (None: at each evaluation) and ``measure_every`` (None: at
-    the start and at the end) in steps. ``geometry``: whether the stream is measured then.
+    The record.
+    log_every: steps between two lines of the log.
+    eval_every: steps between two evaluations on held-out data.
+    eval_batches: held-out batches of one evaluation.
+    save_every: steps between two checkpoints (none: at each evaluation).
+    measure_every: steps between two measurements of the geometry (none: at the start and at the end).
+    geometry: whether the geometry of the stream is measured.
+
+    Divergence is a result and not an error: the run ends with status ``diverged``, also when the loss or the gradient norm is not finite.
+
+    diverge_factor: multiple of the first loss beyond which a loss counts against the run.
+    diverge_patience: so many updates in a row beyond diverge_factor, and the run has diverged.
+    diverge_rms: the run has diverged when the root mean square of a state exceeds this at an evaluation.
+
+    The machine.
+    seed: decides the first weights and the order of the data.
+    precision: arithmetic inside the model; weights stay in float32.
+    device: what to run on; auto takes a GPU where there is one.
+    threads: threads of the processor (none: as torch chooses).
+    compile: whether torch.compile makes the model faster, after a slow start.
+    gradient_checkpointing: whether blocks are computed again in the backward pass, to save memory.
+    parallel: how ranks share the work under torchrun.
 
     Raises: InputError for values that are not allowed.
     """

@@ -1,0 +1,169 @@
+"""The report of several runs side by side, what names a run and what a plan, and the nulls of a run that was killed."""
+
+import json
+import re
+
+import pytest
+from pages import COST, NULLS, figure_of, read, rows
+
+from thalweg.cli import main
+from thalweg.cli.report_command import names_run
+from thalweg.records.run import RunFolder
+from thalweg.reports.runs import labels, write_runs_report
+
+SECTIONS = [
+    "1. Quality and cost",
+    "2. What differs",
+    "3. Geometry of the stream by depth",
+    "4. Diagnostics: did it move?",
+    "5. Notes and deviations",
+    "6. How to reproduce",
+    "7. Provenance",
+    "8. Citations",
+]
+CONFIG = {"connection": "additive", "depth": 2, "width": 32, "seed": 0, "data": "austen", "sequence_length": 64}
+HOSTILE = "</pre></style><script>alert('x')</script>"
+
+
+def run_of(path, *, status="done", loss=4.0, layers=2, nulls=NULLS, **config):
+    run = RunFolder.create(path, {**CONFIG, "depth": layers, **config}, seed=0)
+    for step, value in ((0, 7.6), (20, loss)):
+        run.log(step, "val/loss", value, "nats/token")
+        run.log(step, "val/bits_per_byte", value / 2, "bits/byte")
+        run.log(step, "train/loss", value, "nats/token")
+    run.add_measures(rows(["effective_rank"], layers, steps=(0, 20)))
+    if status != "running":
+        run.finish(status, {"step": 20, "nulls": nulls, "cost": COST, "reason": "" if status == "done" else "SIGINT"})
+    return run
+
+
+def page(runs, tmp_path, **kw):
+    return read(write_runs_report(runs, tmp_path / "runs.html", **kw))
+
+
+def test_order_and_content(tmp_path):
+    a = run_of(tmp_path / "a", loss=4.0)
+    b = run_of(tmp_path / "b", loss=3.5, layers=4, connection="mgt", connection_options={"preset": "residual"})
+    b.note("resumed, not bitwise")
+    found = page([a, b], tmp_path, citations=["@article{one}"], deviations=["mgt (b) leaves its source: x"])
+    assert found.headings == ["2 runs side by side", *SECTIONS]
+    for text in (
+        "2 done. 2 or 4 layers",
+        "a: done at step 20 4 2 90.8 k",
+        "b: done at step 20 3.5 1.75 90.8 k",
+        "null: unigram entropy 6",
+        "connection additive mgt",
+        "connection_options unset preset residual",
+        "depth 2 4",
+        "b: resumed, not bitwise",
+        "mgt (b) leaves its source: x",
+        "a.toml",
+        'connection = "mgt"',
+        "@article{one}",
+        "One run each",
+    ):
+        assert text in found.said, text
+    assert "width 32 32" not in found.said  # what is the same is not shown as different
+    rank = figure_of(found, "Normalised effective rank")
+    assert len(re.findall(r"null: Gaussian", rank.partition("<details")[0])) == 1  # one constant null at any depth
+    loss = figure_of(found, "Validation loss")
+    assert '<path class="arm c0"' in loss
+    assert '<path class="arm c1"' in loss
+
+
+def test_runs_that_did_not_end_keep_their_place(tmp_path):
+    runs = [
+        run_of(tmp_path / "done"),
+        run_of(tmp_path / "cut", status="interrupted", loss=6.5),
+        run_of(tmp_path / "lost", status="diverged", loss=9.0),
+        run_of(tmp_path / "on", status="running"),
+    ]
+    found = page(runs, tmp_path, nulls=[{}, {}, {}, NULLS])
+    for text in (
+        "1 done, 1 interrupted, 1 diverged, 1 running.",
+        "cut: interrupted, not learned at step 20",
+        "cut is interrupted: SIGINT.",
+        "lost seed 0 (diverged)",
+        "on: running at step 20",
+    ):
+        assert text in found.said, text
+    rank = figure_of(found, "Normalised effective rank")
+    assert all(f"{run.path.name}</li>" in rank for run in runs)
+    assert "null: unigram entropy" in figure_of(found, "Validation loss")
+
+
+def test_other_data_is_pointed_out(tmp_path):
+    a, b = run_of(tmp_path / "a"), run_of(tmp_path / "b", data="copy", nulls={"unigram_entropy": 3.0})
+    found = page([a, b], tmp_path)
+    assert "not trained on the same data" in found.said
+    assert "null: unigram entropy (b)" in figure_of(found, "Validation loss")
+    assert "not trained on the same data" not in page([a], tmp_path).said
+
+
+def test_labels_take_as_many_folders_as_they_need(tmp_path):
+    runs = [run_of(tmp_path / x / "run") for x in ("one", "two")]
+    assert labels(runs) == ["one/run", "two/run"]
+    assert labels([runs[0], run_of(tmp_path / "z")]) == ["run", "z"]
+
+
+def test_hostile_content_never_becomes_markup(tmp_path):
+    run = run_of(tmp_path / "x<script>&", connection=HOSTILE, data=HOSTILE)
+    run.note(HOSTILE)
+    page([run, run_of(tmp_path / "b")], tmp_path, citations=[HOSTILE], deviations=[HOSTILE])
+
+
+def test_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run_of(tmp_path / "a")
+    run_of(tmp_path / "b", connection="mgt", connection_options={"gate_open": True})
+    assert main(["report", "a", "b", "-o", "r.html", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["report"] == "r.html"
+    found = read(tmp_path / "r.html")
+    assert "mgt leaves its source: gate_open divides the gate" in found.said
+    assert "@article{su2026geometric" in found.said
+
+
+# what is a path
+
+
+def test_a_folder_does_not_hide_a_shipped_plan_but_a_run_does(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert not names_run("demo")
+    (tmp_path / "demo").mkdir()
+    assert not names_run("demo")
+    assert names_run("./demo")
+    assert main(["report", "demo", "-o", "plan.html"]) == 0
+    assert "Five ways to write to the residual stream" in read(tmp_path / "plan.html").said
+    assert main(["report", "./demo", "-o", "x.html"]) == 2
+    assert "is no run folder" in capsys.readouterr().err
+    assert main(["study", "check", "demo", "--json"]) == 0
+    (tmp_path / "demo").rmdir()
+    run_of(tmp_path / "demo")
+    assert names_run("demo")
+    (tmp_path / "notes").mkdir()
+    assert names_run("notes")  # and is refused as a folder without a run
+    with pytest.raises(SystemExit):
+        main(["report", "--help"])
+    assert "./demo is the folder, demo the plan" in capsys.readouterr().out
+
+
+# the nulls of a run whose record has none
+
+
+def test_a_killed_run_shows_the_null_of_its_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.txt").write_text("It was the best of times, it was the worst of times.\n" * 80)
+    argv = ["train", "--data", "text:t.txt", "--tokenizer", "byte", "--depth", "1", "--width", "16", "--heads", "1"]
+    argv += ["--sequence-length", "32", "--steps", "2", "--eval-every", "2", "--eval-batches", "1", "--batch-size", "2"]
+    assert main([*argv, "--threads", "1", "--geometry", "false", "-o", "run", "--quiet"]) == 0
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert record["result"]["nulls"]["unigram_entropy"] > 0
+    (tmp_path / "run" / "run.json").write_text(json.dumps({**record, "status": "running", "result": {}}))
+    legend = "null: unigram entropy</li>"
+    assert main(["report", "run", "-o", "killed.html"]) == 0
+    assert legend in figure_of(read(tmp_path / "killed.html"), "Validation loss")
+    (tmp_path / "t.txt").write_text("Another text.\n" * 300)
+    assert main(["report", "run", "-o", "changed.html"]) == 0
+    assert legend not in (tmp_path / "changed.html").read_text()
+    (tmp_path / "t.txt").unlink()
+    assert main(["report", "run", "-o", "gone.html"]) == 0
