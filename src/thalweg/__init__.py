@@ -1,12 +1,13 @@
 """Thalweg: the residual stream of deep transformers. Its parts load when they are first used; importing it loads no torch."""
 
-import importlib
-from types import ModuleType
+from typing import TYPE_CHECKING
 
 from thalweg import _auto
+from thalweg._lazy import lazy
 from thalweg._version import __version__
 
-_PARTS = ("connections", "data", "errors", "geometry", "models", "records", "studies", "testing", "training")
+if TYPE_CHECKING:
+    from thalweg import connections, data, errors, geometry, mixers, models, ops, records, studies, testing, training
 
 __all__ = [
     "__version__",
@@ -14,22 +15,15 @@ __all__ = [
     "data",
     "errors",
     "geometry",
+    "mixers",
     "models",
+    "ops",
     "records",
     "studies",
     "testing",
     "training",
 ]
 
-
-def __getattr__(name: str) -> ModuleType:
-    if name not in _PARTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return importlib.import_module(f"{__name__}.{name}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
-
+__getattr__, __dir__ = lazy(__name__, parts=(name for name in __all__ if not name.startswith("_")))
 
 _auto.install()

@@ -11,7 +11,7 @@ import torch
 
 from thalweg import data
 from thalweg.training import TrainConfig, checkpoint, train
-from thalweg.training import loop as _loop  # noqa: F401  imported before the forks
+from thalweg.training import start as _start  # noqa: F401  imported before the forks
 
 DATA = "copy:vocab=8,half=5"
 CONFIG = TrainConfig(

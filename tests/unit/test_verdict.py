@@ -1,9 +1,11 @@
 """Verdicts by rule: every status, every reason, and that nothing but plan and records decides."""
 
 import dataclasses
+import hashlib
 import json
 import tomllib
 from importlib import resources
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,7 @@ from thalweg.studies.tuning import search
 from thalweg.training.config import TrainConfig
 
 SEEDS = (0, 1, 2, 3, 4)
+RECORDS = Path(__file__).parents[2] / "plans" / "records"
 NULLS = {"unigram_entropy": 6.0, "xz_bits_per_byte": 2.3}
 
 
@@ -201,7 +204,7 @@ def test_broken_records_are_refused(tmp_path, cut):
         read(tmp_path / "r.jsonl")
 
 
-def test_a_record_changed_by_hand_is_refused_and_one_without_a_checksum_read(tmp_path):
+def test_a_record_changed_by_hand_is_refused(tmp_path):
     path = tmp_path / "r.jsonl"
     write(path, record())
     head, _, body = path.read_text().partition("\n")
@@ -210,9 +213,60 @@ def test_a_record_changed_by_hand_is_refused_and_one_without_a_checksum_read(tmp
     path.write_text(f"{head}\n{body.replace('4.0', '3.0')}")
     with pytest.raises(CheckpointError, match="was changed by hand"):
         read(path)
-    older = {k: v for k, v in json.loads(head).items() if k != "sha256"}
-    path.write_text(f"{json.dumps(older)}\n{body}")
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"status": "diverged"},
+        {"seed": 3},
+        {"fingerprint": "e" * 64},
+        {"config": {"lr": 0.1}},
+        {"result": {"nulls": {}}},
+        {"notes": ["nothing to see"]},
+        {"more": 1},
+        {"schema": 1},
+        {"sha256": None},
+        {"sha256": "0" * 64},
+    ],
+)
+def test_an_edited_header_is_refused_in_one_line(tmp_path, edit):
+    path = tmp_path / "r.jsonl"
+    write(path, record())
+    head, _, body = path.read_text().partition("\n")
+    edited = {key: value for key, value in {**json.loads(head), **edit}.items() if value is not None}
+    path.write_text(f"{json.dumps(edited)}\n{body}")
+    with pytest.raises(CheckpointError, match=r"was changed by hand: .* restore it from version control") as caught:
+        read(path)
+    assert "\n" not in str(caught.value)
+
+
+def older(path, checksum):
+    """The file as schema 1 had it: a checksum of the lines after the header, or none."""
+    head, _, body = path.read_text().partition("\n")
+    table = {**json.loads(head), "schema": 1, "sha256": hashlib.sha256(body.encode()).hexdigest()}
+    if not checksum:
+        del table["sha256"]
+    path.write_text(f"{json.dumps(table)}\n{body}")
+
+
+@pytest.mark.parametrize("checksum", [True, False])
+def test_an_older_record_is_read(tmp_path, checksum):
+    path = tmp_path / "r.jsonl"
+    write(path, record())
+    older(path, checksum)
     assert read(path).last("val/loss") == 4.0
+    path.write_text(path.read_text().replace("4.0", "3.0"))
+    if checksum:
+        with pytest.raises(CheckpointError, match="was changed by hand"):
+            read(path)
+    else:
+        assert read(path).last("val/loss") == 3.0
+
+
+@pytest.mark.parametrize("path", sorted(RECORDS.glob("*.jsonl")), ids=lambda path: path.stem)
+def test_every_committed_record_is_read(path):
+    assert read(path).fingerprint[:12] == path.stem[-12:]
 
 
 @pytest.mark.parametrize(
@@ -232,6 +286,7 @@ def test_a_record_changed_by_hand_is_refused_and_one_without_a_checksum_read(tmp
 def test_a_record_of_wrong_types_is_broken(tmp_path, key, value):
     path = tmp_path / "r.jsonl"
     write(path, record())
+    older(path, checksum=False)
     head, _, body = path.read_text().partition("\n")
     path.write_text(f"{json.dumps({**json.loads(head), key: value})}\n{body}")
     with pytest.raises(CheckpointError, match="is a broken study record"):

@@ -13,6 +13,7 @@ from thalweg.data.task import IGNORED, Batch, Task, as_batch
 from thalweg.data.tasks import Request
 from thalweg.errors import InputError
 
+ASK = 1  # stands before a key that is asked for
 PAD = 0  # fills a sequence up to the length asked for; never scored
 SCHEMA = 1  # raise when the same seed would give other sequences
 CHUNK = 64  # examples per generator: the order of examples does not depend on the batch size
@@ -102,6 +103,67 @@ class SyntheticTask(Task):
             parts.append(tuple(part[inside] for part in self.examples(rng, CHUNK, split)))
         ids, labels = zip(*parts, strict=True)
         return np.concatenate(ids), np.concatenate(labels)
+
+
+class KeyValueTask(SyntheticTask):
+    """Keys are written with values, then asked for: the vocabulary and the drawing that such tasks share.
+
+    Keys and values are the ``keys`` and ``values`` of the options; keys are numbered from ``first_key`` on, values follow them.
+    """
+
+    first_key: ClassVar[int]
+
+    def __init__(self, name: str, options: Any):
+        super().__init__(name, options)
+        self.first_value = self.first_key + options.keys
+        self.vocab_size = self.first_value + options.values
+
+    @property
+    def values(self) -> range:
+        return range(self.first_value, self.vocab_size)
+
+    def draw_keys_asked(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """Distinct keys for the queries, [count queries]."""
+        return choose_places(rng, np.ones((count, self.options.keys), bool), self.options.queries)
+
+    def draw_values(self, rng: np.random.Generator, keys: np.ndarray, binding: np.ndarray | None = None) -> np.ndarray:
+        """A value for each write, one write after the other: [count pairs] of keys -> the same of values.
+
+        It differs from the last value that the key got in a write that is ``binding`` [count pairs] (None: in any).
+        """
+        rows, values = np.arange(len(keys)), np.empty_like(keys)
+        last = np.full((len(keys), self.options.keys), -1)
+        for pair, key in enumerate(keys.T):
+            values[:, pair] = value = draw_other(rng, self.options.values, last[rows, key])
+            last[rows, key] = value if binding is None else np.where(binding[:, pair], value, last[rows, key])
+        return values
+
+    def ask(self, pairs: np.ndarray, asked: np.ndarray, answer: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """``pairs`` [count tokens], then ``[ASK] key answer`` for every query: ids, and labels that score the answers alone.
+
+        asked: keys [count queries]; answer: token numbers, the same shape.
+        """
+        queries = np.stack([np.full_like(asked, ASK), self.first_key + asked, answer], axis=-1)
+        ids = np.concatenate([pairs, queries.reshape(len(pairs), -1)], axis=1)
+        return ids, answers(ids, np.arange(pairs.shape[1] + 2, ids.shape[1], 3))
+
+    def tokens_of(self, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """``k v k v ...``: [count pairs] twice -> token numbers [count 2 pairs]."""
+        return np.stack([self.first_key + keys, self.first_value + values], axis=-1).reshape(len(keys), -1)
+
+
+def last_written(
+    keys: np.ndarray, values: np.ndarray, asked: np.ndarray, counted: np.ndarray | None = None
+) -> np.ndarray:
+    """The value of the last write of each key that is asked for, among those ``counted`` [count pairs]; -1 where there is none.
+
+    Shapes: keys, values [count pairs], asked [count queries] -> [count queries].
+    """
+    hits = keys[:, None, :] == asked[:, :, None]
+    if counted is not None:
+        hits = hits & counted[:, None, :]
+    last = hits.shape[-1] - 1 - hits[..., ::-1].argmax(-1)
+    return np.where(hits.any(-1), np.take_along_axis(values, last, axis=1), -1)
 
 
 def _padded(example: tuple[np.ndarray, np.ndarray], length: int) -> Batch:

@@ -1,8 +1,11 @@
 """What cached decoding keeps: keys and values, which tokens are real, and the memory of connections that look along tokens."""
 
+import weakref
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from thalweg.connections import TokenMemory
 from thalweg.errors import InputError, ShapeError
@@ -16,6 +19,18 @@ class DecoderCache:
         self.mask: Bool[Tensor, "b p"] | None = None
         self.slots: dict[int, tuple[Tensor, Tensor]] = {}
         self.memory = TokenMemory()
+        self._owner: weakref.ref[nn.Module] | None = None  # weak: a cache keeps no model alive
+
+    def claim(self, model: nn.Module) -> None:
+        """Belong to ``model`` from now on. Raises: InputError if the tokens held come from another one, whose keys say nothing here."""
+        if self.length and self._owner is not None and self._owner() is not model:
+            raise InputError(
+                f"the cache holds {self.length} tokens of another model; give each model a cache of its own, or reset() this one"
+            )
+        self._owner = weakref.ref(model)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_owner": None}  # a copy in another process knows no model
 
     @property
     def batch_size(self) -> int:

@@ -1,5 +1,7 @@
 """The Hugging Face shell round ``Decoder``: generate, save_pretrained, from_pretrained, the Auto classes."""
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -11,11 +13,14 @@ from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
 
-from thalweg.errors import CheckpointError, InputError
+from thalweg.errors import CheckpointError, InputError, UnknownNameError
 from thalweg.models.cache import DecoderCache
+from thalweg.models.config import DecoderConfig
 from thalweg.models.decoder import Decoder
-from thalweg.models.hf_config import ThalwegConfig
+from thalweg.models.hf_config import ThalwegConfig, first_line, is_path
 from thalweg.models.sharing import shared_parameters
+
+ALIGNMENT = 64  # bytes; what torch's own allocations keep
 
 
 class ThalwegCache(DecoderCache, Cache):
@@ -87,7 +92,11 @@ class ThalwegForCausalLM(PreTrainedModel, GenerationMixin):
     _supports_sdpa = True
     _no_split_modules: ClassVar[list[str]] = ["Decoder"]  # the sites of a block live in the stream
 
-    def __init__(self, config: ThalwegConfig):
+    def __init__(self, config: ThalwegConfig, **unknown: Any):
+        if unknown:  # what from_pretrained was given beyond Hugging Face's own options
+            raise UnknownNameError(
+                "option of a model", min(unknown), [f.name for f in dataclasses.fields(DecoderConfig)]
+            )
         super().__init__(config)
         if config._attn_implementation != "sdpa":
             raise InputError(f"attn_implementation must be 'sdpa' (or left out), got {config._attn_implementation!r}")
@@ -170,25 +179,65 @@ class ThalwegForCausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *args: Any, **kwargs: Any):  # type: ignore[override]  # the same, strict
-        """Load a saved model. Raises: CheckpointError for parameters that are missing, unexpected or of another shape."""
-        wanted = kwargs.pop("output_loading_info", False)
-        kwargs["ignore_mismatched_sizes"] = True  # so that they are reported here, with the rest
+        """Load a saved model. Weights come from safetensors files only, and no code that lies beside them runs, whatever is trusted.
+
+        Raises: CheckpointError for files that are missing or broken, and for parameters that are missing, unexpected or of another shape;
+        InputError for a configuration that cannot be, and for options that this model does not have.
+        """
+        where, wanted = pretrained_model_name_or_path, kwargs.pop("output_loading_info", False)
+        if kwargs.pop("use_safetensors", None) is False:
+            raise InputError("use_safetensors must be true (or left out): weights are read from safetensors files only")
+        kwargs |= {
+            "use_safetensors": True,
+            "ignore_mismatched_sizes": True,
+        }  # mismatches are reported here, with the rest
         try:
-            loaded: Any = super().from_pretrained(
-                pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
-            )
+            loaded: Any = super().from_pretrained(where, *args, output_loading_info=True, **kwargs)
         except SafetensorError as error:
             raise CheckpointError(
-                f"{pretrained_model_name_or_path}: the weights cannot be read ({error}); the file is broken"
-            ) from error
+                f"{where}: the weights cannot be read ({first_line(error)}); the file is broken: save or copy it anew"
+            ) from None
+        except OSError as error:
+            if not is_path(where):  # of a hub, which says more than we know
+                raise
+            raise CheckpointError(f"{where}: {first_line(error)}; give a folder that save_pretrained wrote") from None
         model, info = loaded
-        for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-            if found := info.get(problem):
-                names = ", ".join(sorted(str(key) for key in found)[:3])
-                raise CheckpointError(
-                    f"{pretrained_model_name_or_path}: {len(found)} {problem.replace('_', ' ')} ({names}); the weights do not fit config.json"
-                )
+        check_fit(info, where)
+        align(model)
         return (model, info) if wanted else model
+
+    def load_custom_generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises: CodeRefusedError; Hugging Face would run the ``custom_generate`` of a model folder here."""
+        raise CodeRefusedError("thalweg runs no code from a model folder or a hub; leave custom_generate out")
+
+
+class CodeRefusedError(InputError, OSError):
+    """A model folder brings code of its own. An OSError too, which is how Hugging Face hears that there is none."""
+
+
+def check_fit(info: Mapping[str, Any], where: object) -> None:
+    """Raises: CheckpointError that names what is missing, left over or of another shape, in one line."""
+    shapes = [f"{name} {list(stored)} for {list(own)}" for name, stored, own in info.get("mismatched_keys", ())]
+    for problem, found in (
+        ("missing keys", info.get("missing_keys")),
+        ("unexpected keys", info.get("unexpected_keys")),
+        ("mismatched keys", shapes),
+    ):
+        if found:
+            names = ", ".join(sorted(found)[:3]) + (", ..." if len(found) > 3 else "")
+            raise CheckpointError(
+                f"{where}: {len(found)} {problem} ({names}); the weights do not fit config.json: use the one they were saved with"
+            )
+
+
+def align(model: torch.nn.Module) -> None:
+    """Move weights that a mapped file holds at odd addresses to where torch would put them.
+
+    Kernels choose their order of summation by the address, so the saved and the loaded model would differ in the last bits.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.device.type == "cpu" and tensor.data_ptr() % ALIGNMENT:
+            tensor.data = tensor.data.clone()
 
 
 AutoModelForCausalLM.register(ThalwegConfig, ThalwegForCausalLM, exist_ok=True)

@@ -2,12 +2,14 @@
 
 import dataclasses
 import difflib
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from transformers.configuration_utils import PreTrainedConfig
 
 from thalweg.config import build, to_plain
-from thalweg.errors import UnknownNameError
+from thalweg.errors import CheckpointError, InputError, UnknownNameError
 
 if TYPE_CHECKING:  # registration must not load torch
     from thalweg.models.config import DecoderConfig
@@ -63,6 +65,53 @@ class ThalwegConfig(PreTrainedConfig):
         )
 
     @classmethod
+    def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
+        """The table in ``config.json``. Raises: CheckpointError where it is missing or broken; InputError if it is of another kind of model."""
+        where = pretrained_model_name_or_path
+        try:
+            table, rest = super().get_config_dict(where, **kwargs)
+        except (OSError, TypeError) as error:
+            if not is_path(where):  # of a hub, which says more than we know
+                raise
+            missing = not Path(where).exists()
+            why = "there is no such folder" if missing else f"config.json cannot be read ({first_line(error)})"
+            raise CheckpointError(f"{where}: {why}; give a folder that save_pretrained wrote") from None
+        if not isinstance(table, dict) or not table:
+            found = "config.json holds no table" if table else "there is no config.json"
+            raise CheckpointError(f"{where}: {found}; give a folder that save_pretrained wrote")
+        if table.get("model_type") != cls.model_type:
+            raise InputError(
+                f"{where}: config.json must say model_type {cls.model_type!r}, got {table.get('model_type')!r}; "
+                "load other models by AutoModelForCausalLM"
+            )
+        return table, {"name_or_path": str(where), **rest}
+
+    @classmethod
+    def from_dict(cls, config_dict, **kwargs):
+        """From the table in ``config.json``. Raises: InputError that names the file, if its place is known."""
+        where = kwargs.get("name_or_path")
+        try:
+            return super().from_dict(config_dict, **kwargs)
+        except InputError as error:
+            if not where:
+                raise
+            raise InputError(f"{where}: config.json: {error}") from None
+
+    @classmethod
     def of(cls, config: "DecoderConfig", **hugging_face: Any) -> "ThalwegConfig":
         """From a ``DecoderConfig`` and any fields of Hugging Face (``pad_token_id`` and the like)."""
         return cls(**{f.name: getattr(config, f.name) for f in dataclasses.fields(config)}, **hugging_face)
+
+
+def is_path(where: object) -> bool:
+    """Whether this names a place on the disk, there or not, rather than a repository of a hub."""
+    if not isinstance(where, str | os.PathLike):
+        return False
+    path = Path(where)
+    return path.exists() or path.is_absolute() or str(where).startswith((".", "~")) or len(path.parts) > 2
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of Hugging Face says first, to stand inside one of ours."""
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return line.removeprefix("Error ").rstrip(".")

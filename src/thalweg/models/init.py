@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from thalweg.connections import Requirements
+from thalweg.errors import InputError
 from thalweg.models.sublayers import Map
 from thalweg.ops.norms import Norm
 
@@ -22,6 +23,10 @@ def one_seed(generator: torch.Generator | None) -> Iterator[int]:
     So a model takes the same from the generator whatever it is made of, and two models of one seed that differ in the connection alone
     start from the same sublayers.
     """
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise InputError(
+            f"generator must be a torch.Generator, got {type(generator).__name__}; give torch.Generator().manual_seed(SEED)"
+        )
     seed = int(torch.randint(2**62, (), generator=generator, device="cpu", dtype=torch.int64).item())
     with torch.random.fork_rng(devices=[]):
         yield seed
@@ -35,6 +40,8 @@ def initialise(decoder: "Decoder", seed: int) -> None:
     nn.init.normal_(decoder.embedding.weight, std=config.embedding_std)
     if not config.tie_embeddings:
         nn.init.normal_(decoder.head.weight, std=config.initial_std)
+    if decoder.position_embedding is not None:
+        nn.init.normal_(decoder.position_embedding.weight, std=config.embedding_std)
     for sublayer in decoder.sublayers:
         for linear_map in sublayer.maps():
             initialise_map(linear_map, sublayer.requirements, config.initial_std)

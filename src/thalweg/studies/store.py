@@ -12,7 +12,7 @@ from thalweg.records.files import atomic_write_text, read_bytes
 from thalweg.records.measurements import Measurement, Measurements
 from thalweg.records.run import RunFolder
 
-STORE_SCHEMA = 1
+STORE_SCHEMA = 2  # 1: the checksum, where there is one, covers the lines after the header only
 KIND = "study-run"
 ENDED = ("done", "diverged")  # results; anything else is no record
 
@@ -122,7 +122,7 @@ class Store:
 
 
 def write(path: str | Path, record: RunRecord) -> None:
-    """Write a record, atomically: a header with the checksum of what follows, one line per series, one per group of measurements."""
+    """Write a record, atomically: a header with the checksum of all the rest, one line per series, one per group of measurements."""
     lines = []
     for name, series in record.metrics.items():
         steps, values = [s for s, _ in series], [float(f"{v:.9g}") for _, v in series]
@@ -142,31 +142,41 @@ def write(path: str | Path, record: RunRecord) -> None:
         "versions": record.versions,
         "provenance": record.provenance,
         "notes": list(record.notes),
-        "sha256": _checksum(body.encode()),
     }
+    head["sha256"] = _checksum(head, body.encode())
     atomic_write_text(path, f"{jsonl.encode(head)}\n{body}")
 
 
-def _checksum(body: bytes) -> str:
-    """Of the lines after the header; the same however a version control system ends lines."""
-    return hashlib.sha256(body.replace(b"\r\n", b"\n")).hexdigest()
+def _checksum(head: Mapping[str, Any], body: bytes) -> str:
+    """Of the header, but for the checksum in it, and the lines after it; the same however a version control system ends lines."""
+    digest = hashlib.sha256()
+    if head["schema"] > 1:
+        digest.update(f"{jsonl.encode({k: v for k, v in head.items() if k != 'sha256'})}\n".encode())
+    digest.update(body.replace(b"\r\n", b"\n"))
+    return digest.hexdigest()
+
+
+def _check_unchanged(path: str | Path, head: Mapping[str, Any]) -> None:
+    if head["schema"] == 1 and "sha256" not in head:
+        return
+    if head.get("sha256") != _checksum(head, read_bytes(path, "study record").partition(b"\n")[2]):
+        raise CheckpointError(
+            f"{path} was changed by hand: what it says does not give the checksum in its header; restore it from version control, "
+            "or remove it and run the study again"
+        )
 
 
 def read(path: str | Path) -> RunRecord:
-    """Read a record. A header without a checksum (older records) is accepted.
+    """Read a record; also one of schema 1, whose header is covered by no checksum.
 
     Raises: InputError for a foreign file or a newer schema; CheckpointError for one that is broken or was changed.
     """
     lines = jsonl.read_lines(path, "study record")
     if not lines or lines[0][1].get("kind") != KIND:
         raise InputError(f"{path} is no record of a study run")
+    jsonl.check_schema(lines[0][1].get("schema"), STORE_SCHEMA, str(path), "study record")
+    _check_unchanged(path, lines[0][1])
     head = jsonl.numbers(lines[0][1])
-    jsonl.check_schema(head.get("schema"), STORE_SCHEMA, str(path), "study record")
-    if "sha256" in head and head["sha256"] != _checksum(read_bytes(path, "study record").partition(b"\n")[2]):
-        raise CheckpointError(
-            f"{path} was changed by hand: its lines do not give the checksum in its header; restore it from version control, "
-            "or remove it and run the study again"
-        )
     metrics: dict[str, list[tuple[int, float]]] = {}
     units: dict[str, str] = {}
     places: list[list[Any]] = []

@@ -2,35 +2,26 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, suppress
-from pathlib import Path
-from typing import Any
+from contextlib import suppress
 
 from thalweg import config as configs
-from thalweg import data
-from thalweg.data import Task
-from thalweg.errors import CheckpointError, InputError, ThalwegError
-from thalweg.geometry.summaries import LEAST_SEQUENCES
+from thalweg.errors import InputError, ThalwegError
 from thalweg.models.decoder import Decoder
-from thalweg.records import RunFolder, provenance
+from thalweg.records import RunFolder
 from thalweg.records.measurements import Measurement
-from thalweg.records.run import LOCK
 from thalweg.training import checkpoint
-from thalweg.training.config import TrainConfig, changes
 from thalweg.training.cost import Meter, train_flops
-from thalweg.training.determinism import derive_seed, pick_device, reproducible
 from thalweg.training.diagnostics import largest
 from thalweg.training.divergence import DivergenceRule
 from thalweg.training.engine import Engine, Gradients
 from thalweg.training.evaluation import unit_of
 from thalweg.training.events import Event, EventKind, Listener
-from thalweg.training.geometry import geometry_of, held_out_sequences, stability_measurements
-from thalweg.training.parallel import Ranks, process_group
+from thalweg.training.geometry import stability_measurements
 from thalweg.training.result import RunResult
+from thalweg.training.resumption import check_state, differences, environment, same_config, same_data
 from thalweg.training.signals import Interrupted, StopRequests
 
 Measure = Callable[[Decoder, int], Iterable[Measurement]]
-ENDED = ("done", "diverged")
 CALLER = "the caller asked"
 UNITS = {
     "train/loss": "nats/token",
@@ -40,98 +31,7 @@ UNITS = {
 }
 
 
-def train(
-    config: TrainConfig,
-    run: str | Path,
-    *,
-    resume: bool = False,
-    on_event: Listener | None = None,
-    stop: Callable[[], bool] | None = None,
-    measure: Measure | None = None,
-    task: Task | None = None,
-    cache_dir: str | Path | None = None,
-    arm: str = "",
-    plan_hash: str = "",
-) -> RunResult:
-    """Train a model in the new folder ``run``, or go on with the run that is there.
-
-    resume: continue after the last checkpoint (from the start if none was written yet); a run that has ended gives its recorded result.
-    Bitwise the uninterrupted run on the same kind of machine, versions, threads and ranks; whatever differs is noted in the record.
-    on_event: hears what happens (progress, trackers); on the first rank only. stop: asked after each update; True ends the run as
-    ``interrupted``. measure: gives measurements of the model at a step; called at the start, every ``measure_every`` steps and at the end
-    (default: the geometry of the stream; where that cannot be had the record says why). task: the data, loaded already (default: what the
-    configuration names, with its cache in ``cache_dir``). arm, plan_hash: written into the record.
-    Divergence is a result, not an error.
-    Raises: InputError for what cannot be trained; CheckpointError for a checkpoint that is damaged, foreign or of another configuration,
-    or cannot be written; Interrupted after SIGINT or SIGTERM, once the step is finished and saved (a second signal acts at once).
-    """
-    device = pick_device(config.device)
-    with (
-        process_group(device) as ranks,
-        reproducible(derive_seed(config.seed, 2) + ranks.rank, device, config.threads),
-        StopRequests() as requests,
-        ExitStack() as held,  # the folder, by the first rank, until this returns
-    ):
-        if resume:
-            folder = ranks.first_does(lambda: RunFolder.open(run))
-            _same_config(folder.config, config, folder.path)
-            if folder.status not in ENDED:
-                folder = ranks.first_does(lambda: _take_up(run, held))
-            if folder.status in ENDED:
-                return RunResult.from_plain(folder.result, folder.path / "run.json")
-        if task is None:
-            ranks.first_does(
-                lambda: _load(config, cache_dir) and None
-            )  # fills the cache before the other ranks read it
-            task = _load(config, cache_dir)
-        engine = Engine(config, task, device, ranks)
-        notes = list(task.notes)
-        if measure is None and config.geometry:
-            missing = _why_no_geometry(engine)
-            measure = None if missing else geometry_of(config, task)
-            notes += [f"the geometry of the stream is not measured: {missing}"] * bool(missing)
-        if not resume:
-            table = configs.to_plain(config)
-            where = {"arm": arm, "plan_hash": plan_hash, "seed": config.seed, "device": str(device)}
-            folder = ranks.first_does(lambda: _start(run, held, table, where))
-        loop = _Loop(engine, folder, requests, stop, measure, on_event)
-        return loop.run(resume, notes)
-
-
-def _take_up(run: str | Path, held: ExitStack) -> RunFolder:
-    held.enter_context(RunFolder.hold(run))
-    return RunFolder.open(run)  # as it is now: another process may have ended it meanwhile
-
-
-def _start(run: str | Path, held: ExitStack, table: dict[str, Any], where: Mapping[str, Any]) -> RunFolder:
-    if not (Path(run) / LOCK).exists():
-        RunFolder.check_new(run)  # no lock is left in a folder that is somebody else's
-    held.enter_context(RunFolder.hold(run))
-    return RunFolder.create(run, table, **where)
-
-
-def _why_no_geometry(engine: Engine) -> str:
-    if engine.wrapped.kind == "fsdp":
-        return "the model is sharded; measure its checkpoint"
-    found = held_out_sequences(engine.config, engine.task)
-    if len(found) < LEAST_SEQUENCES:
-        return f"{engine.task.name} holds {len(found)} held-out sequences of {found.shape[1]} tokens, {LEAST_SEQUENCES} are needed"
-    return ""
-
-
-def _load(config: TrainConfig, cache_dir: str | Path | None) -> Task:
-    return data.load(config.data, tokenizer=config.tokenizer, vocab_size=config.vocab_size, cache_dir=cache_dir)
-
-
-def _same_config(saved: Mapping[str, Any], now: TrainConfig, where: Path) -> None:
-    different = changes(saved, now)
-    if different:
-        raise CheckpointError(
-            f"{where} was started with another configuration ({'; '.join(different)}); resume with the same one, or choose a new folder"
-        )
-
-
-class _Loop:
+class Loop:
     """One run from its first update, or from a checkpoint, to its end."""
 
     def __init__(
@@ -149,7 +49,7 @@ class _Loop:
         self.steps = self.config.total_steps
         self.rule = DivergenceRule(self.config)
         self.meter = Meter(engine.device)
-        self.environment = _environment(self.config, str(engine.device), self.ranks)
+        self.environment = environment(self.config, str(engine.device), self.ranks)
         self.step = 0
         self.saved_step: int | None = None
         self.best_loss: float | None = None
@@ -176,7 +76,7 @@ class _Loop:
         except Interrupted:
             raise
         except KeyboardInterrupt:  # the second one: at once, without saving
-            self.finish("interrupted", "stopped at once; the last checkpoint stands", together=False)
+            self.finish("interrupted", "stopped at once; the last checkpoint stands")
             raise
         except Exception as error:
             if self.ranks.first:
@@ -322,10 +222,11 @@ class _Loop:
             return
         saved = checkpoint.read(checkpoint.find(folder, "last"))
         with checkpoint.understood(saved.path / checkpoint.MANIFEST):
-            _same_config(saved.manifest["config"], self.config, saved.path)
-            _same_data(saved.manifest["data"], self.engine.task.describe(), saved.path)
-            different = _differences(saved.manifest["environment"], self.environment)
+            same_config(saved.manifest["config"], self.config, saved.path)
+            same_data(saved.manifest["data"], self.engine.task.describe(), saved.path)
+            different = differences(saved.manifest["environment"], self.environment)
         state = saved.state()
+        check_state(state, saved.path / checkpoint.STATE)
         with checkpoint.understood(saved.path / checkpoint.STATE):
             self.engine.load(saved, state)
             self.rule.load_state_dict(state["rule"])
@@ -352,11 +253,12 @@ class _Loop:
         result = self.finish("interrupted", asked)
         if asked == CALLER:
             return result
+        self.ranks.wait()  # all of them raise, and no rank waits for another after an error
         raise Interrupted(
             f"interrupted ({asked}) after step {self.step} of {self.steps}; saved, go on with: thalweg train --resume {self.folder.path}"
         )
 
-    def finish(self, status: str, reason: str = "", *, together: bool = True) -> RunResult:
+    def finish(self, status: str, reason: str = "") -> RunResult:
         result = RunResult(
             status,
             self.step,
@@ -374,8 +276,6 @@ class _Loop:
         if self.ranks.first:
             self.folder.finish(status, result.to_plain())
         self.tell("end", text=f"{status}: {reason}" if reason else status)
-        if together:
-            self.ranks.wait()  # a rank that leaves early may close a connection that another still reads from
         return result
 
     def cost(self) -> dict[str, float]:
@@ -388,23 +288,3 @@ class _Loop:
             "tokens_per_second": self.meter.tokens_per_second,
             "peak_memory": self.meter.peak_memory,
         }
-
-
-def _environment(config: TrainConfig, device: str, ranks: Ranks) -> dict[str, Any]:
-    """Provenance, with what of the configuration may change at a resumption and change its bits."""
-    mode = {"compile": config.compile, "parallel": config.parallel if ranks.world > 1 else "none"}
-    return {**provenance.collect(device), "ranks": ranks.world, "mode": mode}
-
-
-def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    different = provenance.bitwise_differences(dict(saved), dict(now))
-    before, after = saved.get("mode", {}), now["mode"]
-    return different + [f"{key} {before.get(key)} -> {after[key]}" for key in after if before.get(key) != after[key]]
-
-
-def _same_data(saved: Mapping[str, Any], now: Mapping[str, Any], where: Path) -> None:
-    if saved.get("fingerprint") != now["fingerprint"]:
-        raise CheckpointError(
-            f"{where} was trained on {saved.get('name')} ({str(saved.get('fingerprint'))[:12]}), the data is now {now['name']} "
-            f"({now['fingerprint'][:12]}); resume with the data of its start"
-        )

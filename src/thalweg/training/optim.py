@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,10 @@ from thalweg.training.parallel import like
 
 OptimizerKind = Literal["adamw", "muon"]
 STREAM = "stream."  # where a decoder keeps its connection
+KEPT = {
+    "adamw": frozenset({"step", "exp_avg", "exp_avg_sq"}),
+    "muon": frozenset({"momentum_buffer"}),
+}  # of each parameter
 HIDDEN = re.compile(r"blocks\.\d+\.")  # the sublayers' own weights
 
 
@@ -116,13 +120,19 @@ class Optimizers:
 
     def load_state_dict(self, state: dict[str, dict], source: Path) -> None:
         """Take over whole tensors, sharded as the parameters are. Raises: CheckpointError if they belong to other parameters."""
+        if set(state) != set(self.members):
+            raise CheckpointError(
+                f"{source} holds the state of {_list(state)}, this run moves by {_list(self.members)}; "
+                "resume with the configuration of its run"
+            )
         for name, optimizer in self.members.items():
-            saved = state.get(name, {"state": {}, "param_groups": []})
+            saved = state[name]
             if _names(saved) != _names(optimizer.state_dict()):
                 raise CheckpointError(
                     f"{source} holds the state of other {name} groups; resume with the configuration of its run"
                 )
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            _check_entries(saved["state"], parameters, KEPT[name], f"{source}: {name}")
             states = {
                 index: {
                     key: like(value, parameters[index]) if isinstance(value, Tensor) else value
@@ -130,8 +140,36 @@ class Optimizers:
                 }
                 for index, entry in saved["state"].items()
             }
-            optimizer.load_state_dict({"state": states, "param_groups": saved["param_groups"]})
+            # The groups are those of the configuration: of the saved ones nothing but the names matters beyond a step.
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
 
 
 def _names(state: dict) -> list[list[str]]:
     return [group["param_names"] for group in state["param_groups"]]
+
+
+def _list(names: Iterable[str]) -> str:
+    return " and ".join(sorted(map(str, names))) or "no optimiser"
+
+
+def _check_entries(
+    entries: Mapping[int, Any], parameters: list[nn.Parameter], kept: frozenset[str], where: str
+) -> None:
+    """Raises: CheckpointError unless each entry holds what the optimiser keeps of its parameter, in the parameter's shape."""
+    for index, entry in entries.items():
+        if index not in range(len(parameters)):
+            raise CheckpointError(
+                f"{where} has an entry for parameter {index} of {len(parameters)}; use another checkpoint"
+            )
+        if set(entry) != kept:
+            raise CheckpointError(
+                f"{where} keeps {', '.join(sorted(map(str, entry))) or 'nothing'} of parameter {index} in place of {', '.join(sorted(kept))}; "
+                "use another checkpoint, or the version that wrote it"
+            )
+        for key, value in entry.items():
+            shape = () if key == "step" else tuple(parameters[index].shape)
+            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            if got != shape:
+                raise CheckpointError(
+                    f"{where} has {key} of parameter {index} with {got} in place of a tensor of shape {shape}; use another checkpoint"
+                )

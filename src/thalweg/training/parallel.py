@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
 from thalweg.models.decoder import Decoder
+from thalweg.models.sublayers.moe import Router
 
 ParallelKind = Literal["ddp", "fsdp"]
 SITE_VERBS = ("read", "write", "advance")
@@ -73,13 +74,18 @@ class Ranks:
                 outcome[1] = error
         dist.broadcast_object_list(outcome, src=0)
         if outcome[1] is not None:
+            self.wait()  # an error ends the process, and with it a connection that others may still read from
             raise outcome[1]
         return outcome[0]
 
 
 @contextmanager
 def process_group(device: torch.device) -> Iterator[Ranks]:
-    """The ranks of this run. Under ``torchrun`` the process group is made here and ended here; one that exists already is used."""
+    """The ranks of this run. Under ``torchrun`` the process group is made here and ended here; one that exists already is used.
+
+    The ranks leave together: one that leaves early may close a connection that another still reads from. After an error none waits, since
+    it may be the error of one.
+    """
     if dist.is_available() and dist.is_initialized():
         yield Ranks(dist.get_rank(), dist.get_world_size())
         return
@@ -90,7 +96,9 @@ def process_group(device: torch.device) -> Iterator[Ranks]:
         "nccl" if device.type == "cuda" else "gloo", device_id=device if device.type == "cuda" else None
     )
     try:
-        yield Ranks(dist.get_rank(), dist.get_world_size())
+        ranks = Ranks(dist.get_rank(), dist.get_world_size())
+        yield ranks
+        ranks.wait()
     finally:
         dist.destroy_process_group()
 
@@ -132,7 +140,8 @@ def shard(model: Decoder, *, bfloat16: bool = False) -> None:
 
     Sites keep their parameters in float32 and whole once gathered: their ``read``, ``write`` and ``advance`` are registered because FSDP
     acts on ``forward`` only, and they cast inside by themselves. Blocks gather in bfloat16 where asked, which is what autocast would make
-    of their weights anyway; nothing casts the stream or a context that passes through. Gradients are reduced in float32.
+    of their weights anyway, but for routers, which stay in float32; nothing casts the stream or a context that passes through. Gradients
+    are reduced in float32.
     """
     island = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False)
     narrow = MixedPrecisionPolicy(
@@ -144,6 +153,9 @@ def shard(model: Decoder, *, bfloat16: bool = False) -> None:
             for verb in SITE_VERBS:
                 register_fsdp_forward_method(site, verb)
     for block in model.blocks:
+        for module in block.modules():
+            if isinstance(module, Router):
+                fully_shard(module, mp_policy=island, reshard_after_forward=False)
         fully_shard(block, mp_policy=narrow)
     fully_shard(model, mp_policy=island)
 

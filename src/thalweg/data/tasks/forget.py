@@ -5,16 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from thalweg.data.synthetic import SyntheticTask, at_least, choose_places, draw_other
+from thalweg.data.synthetic import KeyValueTask, at_least, choose_places, last_written
 from thalweg.data.task import IGNORED, next_token_accuracy
 from thalweg.data.tasks import register
-from thalweg.data.tasks.overwrite import ASK, ask
 from thalweg.errors import InputError
 
 RESET = 2
 UNKNOWN = 3
-FIRST_KEY = 4
-assert ASK not in (RESET, UNKNOWN)
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ class ForgetOptions:
             raise InputError(f"unknown must be from 0 to 1, got {self.unknown:g}")
 
 
-class Forget(SyntheticTask):
+class Forget(KeyValueTask):
     """``k v ... [RESET] k v ... [ASK] k a``, a scored: the value last written to k after the reset, or ``unknown`` if there is none.
 
     The reset stands at a random place. Every key that is asked for was written before it, and what is written after it differs from that
@@ -54,15 +51,7 @@ class Forget(SyntheticTask):
 
     Options = ForgetOptions
     options: ForgetOptions
-
-    def __init__(self, name: str, options: ForgetOptions):
-        super().__init__(name, options)
-        self.first_value = FIRST_KEY + options.keys
-        self.vocab_size = self.first_value + options.values
-
-    @property
-    def values(self) -> range:
-        return range(self.first_value, self.vocab_size)
+    first_key = 4
 
     def natural_length(self, split: str = "train") -> int:
         self._check_split(split)
@@ -88,7 +77,7 @@ class Forget(SyntheticTask):
         rows, pairs = np.arange(count), np.arange(o.pairs)
         reset = rng.integers(o.queries, o.pairs - o.queries + 1, size=count)  # pairs before the reset
         before = pairs < reset[:, None]
-        asked = choose_places(rng, np.ones((count, o.keys), bool), o.queries)
+        asked = self.draw_keys_asked(rng, count)
         void = rng.random((count, o.queries)) < o.unknown
         voided = np.zeros((count, o.keys), bool)
         voided[rows[:, None], asked] = void
@@ -99,20 +88,14 @@ class Forget(SyntheticTask):
         after = choose_places(rng, ~before, o.queries)
         keys[rows[:, None], after] = np.where(void, keys[rows[:, None], after], asked)
 
-        stale = np.full((count, o.keys), -1)  # last value before the reset
-        latest = np.full((count, o.keys), -1)  # last value that holds
-        ids = np.full((count, self.natural_length()), RESET)
-        for pair in pairs:
-            latest[reset == pair] = -1
-            key = keys[:, pair]
-            value = draw_other(rng, o.values, stale[rows, key])
-            latest[rows, key] = value
-            stale[rows, key] = np.where(before[:, pair], value, stale[rows, key])
-            place = 2 * pair + (pair >= reset)
-            ids[rows, place] = FIRST_KEY + key
-            ids[rows, place + 1] = self.first_value + value
+        values = self.draw_values(rng, keys, binding=before)  # so that the stale value is wrong
+        latest = last_written(keys, values, asked, counted=~before)
         said = np.where(latest >= 0, self.first_value + latest, UNKNOWN)
-        return ask(ids, 2 * o.pairs + 1, FIRST_KEY + asked, said[rows[:, None], asked])
+        ids = np.full((count, 2 * o.pairs + 1), RESET)
+        places = 2 * pairs + (pairs >= reset[:, None])
+        for offset, tokens in enumerate((self.first_key + keys, self.first_value + values)):
+            np.put_along_axis(ids, places + offset, tokens, axis=1)
+        return self.ask(ids, asked, said)
 
 
 register(

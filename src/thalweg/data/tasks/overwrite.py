@@ -5,12 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from thalweg.data.synthetic import SyntheticTask, answers, at_least, choose_places, draw_other
+from thalweg.data.synthetic import KeyValueTask, at_least, choose_places, last_written
 from thalweg.data.tasks import register
 from thalweg.errors import InputError
-
-ASK = 1
-FIRST_KEY = 2
 
 
 @dataclass(frozen=True)
@@ -32,7 +29,7 @@ class OverwriteOptions:
             )
 
 
-class Overwrite(SyntheticTask):
+class Overwrite(KeyValueTask):
     """``k v k v ... [ASK] k v [ASK] k v``, the v after a question scored: the value last written to k.
 
     Every key that is asked for was written at least twice, and a write always changes the value, so the value before the last is wrong.
@@ -41,15 +38,7 @@ class Overwrite(SyntheticTask):
 
     Options = OverwriteOptions
     options: OverwriteOptions
-
-    def __init__(self, name: str, options: OverwriteOptions):
-        super().__init__(name, options)
-        self.first_value = FIRST_KEY + options.keys
-        self.vocab_size = self.first_value + options.values
-
-    @property
-    def values(self) -> range:
-        return range(self.first_value, self.vocab_size)
+    first_key = 2
 
     def natural_length(self, split: str = "train") -> int:
         self._check_split(split)
@@ -61,26 +50,13 @@ class Overwrite(SyntheticTask):
 
     def examples(self, rng: np.random.Generator, count: int, split: str) -> tuple[np.ndarray, np.ndarray]:
         o = self.options
-        rows = np.arange(count)
-        asked = choose_places(rng, np.ones((count, o.keys), bool), o.queries)
+        asked = self.draw_keys_asked(rng, count)
         keys = rng.integers(o.keys, size=(count, o.pairs))
         twice = choose_places(rng, np.ones((count, o.pairs), bool), 2 * o.queries)
-        keys[rows[:, None], twice] = np.concatenate([asked, asked], axis=1)
-        latest = np.full((count, o.keys), -1)
-        ids = np.empty((count, self.natural_length()), np.int64)
-        for pair in range(o.pairs):
-            key = keys[:, pair]
-            value = draw_other(rng, o.values, latest[rows, key])
-            latest[rows, key] = value
-            ids[:, 2 * pair] = FIRST_KEY + key
-            ids[:, 2 * pair + 1] = self.first_value + value
-        return ask(ids, 2 * o.pairs, FIRST_KEY + asked, self.first_value + latest[rows[:, None], asked])
-
-
-def ask(ids: np.ndarray, start: int, keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Write ``[ASK] key value`` for every query from column ``start`` on; ids and labels that score the values."""
-    ids[:, start::3], ids[:, start + 1 :: 3], ids[:, start + 2 :: 3] = ASK, keys, values
-    return ids, answers(ids, np.arange(start + 2, ids.shape[1], 3))
+        np.put_along_axis(keys, twice, np.concatenate([asked, asked], axis=1), axis=1)
+        values = self.draw_values(rng, keys)
+        latest = last_written(keys, values, asked)
+        return self.ask(self.tokens_of(keys, values), asked, self.first_value + latest)
 
 
 register(

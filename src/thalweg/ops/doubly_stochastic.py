@@ -1,0 +1,163 @@
+"""Sinkhorn normalisation of small matrices: rows and columns in turn, in the log domain, with its exact finite-iteration gradient.
+
+Axis legend: ``to`` and ``from`` are streams, ``T`` is everything else. The work is done token-last, [to from T], because reductions over
+a leading axis of four run over contiguous memory; over a trailing axis of four they do not.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from thalweg.errors import InputError, ShapeError
+from thalweg.ops.precision import wide
+
+
+def sinkhorn(
+    logits: Float[Tensor, "*batch to from"], iterations: int = 20, last: int = -1, eps: float = 0.0
+) -> Float[Tensor, "*batch to from"]:
+    """exp(logits), then ``iterations`` times: normalise the other axis first and ``last`` last.
+
+    ``last`` is the axis summed over in the final normalisation: with -1 every row sums to exactly one, and the columns only as far as
+    the iterations have converged, which depends on the spread of the logits. That is the order of the paper for ``mix[to, from]``. The
+    released code keeps ``comb[from, to]`` and ends with the columns; transposed it is the same function.
+    eps: the released code adds 1e-6 to the first softmax and to every sum; 0 (the paper) has none. Then the work is in the log domain:
+    finite, with finite gradients, for logits of any finite size.
+    Shapes: [... to from] -> [... to from], float32 or wider. The gradient is that of the iterations, not of their limit.
+    Raises: ShapeError, InputError.
+    Source: mHC (arXiv 2512.24880) Eq. 9; eps: DeepSeek TileKernels.
+    """
+    if logits.ndim < 2:
+        raise ShapeError(f"sinkhorn takes logits [... to from], got shape {list(logits.shape)}")
+    if iterations < 1:
+        raise InputError(f"sinkhorn needs at least one iteration, got {iterations}")
+    if last not in (-1, -2):
+        raise InputError(f"last is the axis of the final normalisation, -1 or -2, got {last}")
+    if not eps >= 0:
+        raise InputError(f"eps must not be negative, got {eps}")
+    if last == -2:
+        return sinkhorn(logits.mT, iterations, -1, eps).mT
+    shape, z = logits.shape, wide(logits)
+    z = z.reshape(-1, *shape[-2:]).permute(1, 2, 0).contiguous()
+    if eps:
+        p = _with_eps(z, iterations, eps)
+    elif torch.compiler.is_compiling():  # one opaque node: unrolled, the inductor needs half a minute for each shape
+        p = _operator(z, iterations)
+    else:
+        p = _Sinkhorn.apply(z, iterations)
+    return p.permute(2, 0, 1).reshape(shape)
+
+
+def _with_eps(z: Tensor, iterations: int, eps: float) -> Tensor:
+    """The released code's form, z [to from T]; its first softmax runs over the axis that is normalised first."""
+    p = torch.softmax(z, 0) + eps
+    p = p / (p.sum(1, keepdim=True) + eps)
+    for _ in range(iterations - 1):
+        p = p / (p.sum(0, keepdim=True) + eps)
+        p = p / (p.sum(1, keepdim=True) + eps)
+    return p
+
+
+def _potentials(z: Tensor, iterations: int) -> list[tuple[Tensor, Tensor]]:
+    """(f [to 1 T], g [1 from T]) after every iteration; the matrix is exp(z + f + g)."""
+    f = torch.zeros_like(z[:, :1])
+    found = []
+    for _ in range(iterations):
+        g = -torch.logsumexp(z + f, 0, keepdim=True)
+        f = -torch.logsumexp(z + g, 1, keepdim=True)
+        found.append((f, g))
+    return found
+
+
+def _forward(z: Tensor, iterations: int) -> Tensor:
+    _, g = _potentials(z, iterations)[-1]
+    return torch.softmax(z + g, 1)  # exp(z + f + g), but its rows sum to one also where the logits are huge
+
+
+def _backward(z: Tensor, gradient: Tensor, iterations: int) -> Tensor:
+    """Walk the iterations back; the potentials are made again, so only the logits are kept between the passes.
+
+    f = -logsumexp_from(z + g) has df = -softmax_from(z + g) (dz + dg), and that softmax is exp(z + g + f); likewise for g.
+    """
+    pairs = _potentials(z, iterations)
+    f, g = pairs[-1]
+    dz = gradient * torch.exp(z + f + g)
+    df, dg = dz.sum(1, keepdim=True), dz.sum(0, keepdim=True)
+    for step in range(iterations - 1, -1, -1):
+        f, g = pairs[step]
+        share = df * torch.exp(z + g + f)
+        dz, dg = dz - share, dg - share.sum(0, keepdim=True)
+        before = pairs[step - 1][0] if step else torch.zeros_like(f)
+        share = dg * torch.exp(z + before + g)
+        dz, df = dz - share, -share.sum(1, keepdim=True)
+        dg = torch.zeros_like(dg)
+    return dz
+
+
+def _push(z: Tensor, direction: Tensor, iterations: int) -> Tensor:
+    """Directional derivative of :func:`_forward`."""
+    df = torch.zeros_like(z[:, :1])
+    before = df
+    dg, f, g = df, df, df
+    for f, g in _potentials(z, iterations):
+        dg = -(torch.exp(z + before + g) * (direction + df)).sum(0, keepdim=True)
+        df = -(torch.exp(z + g + f) * (direction + dg)).sum(1, keepdim=True)
+        before = f
+    return torch.exp(z + f + g) * (direction + df + dg)
+
+
+class _Sinkhorn(torch.autograd.Function):
+    """z [to from T] -> [to from T]; differentiable forwards, backwards and twice."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(z: Tensor, iterations: int) -> Tensor:
+        return _forward(z, iterations)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
+        z, ctx.iterations = inputs
+        ctx.save_for_backward(z)
+        ctx.save_for_forward(z)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _backward(*ctx.saved_tensors, gradients[0], ctx.iterations), None
+
+    @staticmethod
+    def jvp(ctx: Any, direction: Tensor, _: None) -> Tensor:
+        return _push(*ctx.saved_tensors, direction, ctx.iterations)
+
+
+@torch.library.custom_op("thalweg::sinkhorn", mutates_args=())
+def _operator(z: Tensor, iterations: int) -> Tensor:
+    return _forward(z, iterations).contiguous()
+
+
+@torch.library.custom_op("thalweg::sinkhorn_backward", mutates_args=())
+def _operator_backward(z: Tensor, gradient: Tensor, iterations: int) -> Tensor:
+    return _backward(z, gradient, iterations).contiguous()
+
+
+@_operator.register_fake
+def _(z: Tensor, iterations: int) -> Tensor:
+    return torch.empty_like(z, memory_format=torch.contiguous_format)
+
+
+@_operator_backward.register_fake
+def _(z: Tensor, gradient: Tensor, iterations: int) -> Tensor:
+    return torch.empty_like(z, memory_format=torch.contiguous_format)
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
+    z, ctx.iterations = inputs
+    ctx.save_for_backward(z)
+
+
+def _pull(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    return _operator_backward(*ctx.saved_tensors, gradient, ctx.iterations), None
+
+
+_operator.register_autograd(_pull, setup_context=_keep)
