@@ -16,6 +16,9 @@ TITLES = {
     "gradients": "Gradients",
     "stability": "Stability of a run",
     "mixing": "Mixing of streams",
+    "constraint": "What a mixing matrix is near",
+    "streams": "Streams side by side",
+    "routing": "Routing to experts",
 }
 BETTER = {"higher": "higher", "lower": "lower", "neither": ""}
 

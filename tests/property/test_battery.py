@@ -85,7 +85,7 @@ def test_a_norm_slot_that_nothing_uses_is_a_finding():
     (result,) = check_connection(Heedless, options={}, only=["slots"], raises=False).results
     assert "with update_norm: no gradient at the declared start: sites.0.update_norm.weight" in result.reason
     (result,) = check_connection("additive", options={"update_norm": True}, only=["slots"]).results
-    assert not result.applies and "default options" in result.reason
+    assert not result.applies and "is on already" in result.reason
 
 
 def test_options_are_one_set_or_several():

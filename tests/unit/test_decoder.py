@@ -1,6 +1,8 @@
 """The decoder: its configuration, its loss, what it passes to the stream, the trace, the errors at its edge."""
 
+import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -253,11 +255,69 @@ def test_replace_knows_its_fields():
         ),
         (lambda d: d(ids(), segments=torch.zeros(1, 7, dtype=torch.long)), ShapeError, "segments must have the shape"),
         (lambda d: d(ids(), segments=ids(), cache=DecoderCache()), InputError, "packed documents"),
+        (lambda d: d([[1, 2]]), InputError, "input_ids must be a tensor of integers .*, got list; make it one by"),
+        (lambda d: d(ids().bool()), InputError, r"input_ids must be integers \(int64 or int32\), got torch.bool"),
+        (lambda d: d(ids()[None]), ShapeError, r"input_ids must be \[batch, tokens\] .*, got shape \(1, 2, 7\)"),
+        (lambda d: d(ids(), labels=ids()[0]), ShapeError, r"labels must be aligned .*, got shape \(7,\); do not shift"),
+        (lambda d: d(ids(), labels=ids().double()), InputError, "labels must be integers .*, got torch.float64"),
+        (lambda d: d(ids(), labels=ids().tolist()), InputError, "labels must be a tensor of integers .*, got list"),
+        (
+            lambda d: d(ids(), labels=ids() - 99),
+            InputError,
+            r"labels must lie in 0..22 or be -100 \(not scored\), got -",
+        ),
+        (lambda d: d(ids(), labels=ids() + VOCAB), InputError, r"labels must lie in 0..22 or be -100"),
+        (lambda d: d(ids(), attention_mask=[[1] * 7] * 2), InputError, "attention_mask must be a tensor, .*, got list"),
+        (lambda d: d(ids(), position_ids=torch.rand(2, 7)), InputError, "position_ids must be integers"),
+        (lambda d: d(ids(), segments=[0]), InputError, "segments must be a tensor of integers .*, got list"),
+        (
+            lambda d: d(ids(), cache=[]),
+            InputError,
+            r"cache must be a DecoderCache, got list; make one by DecoderCache\(\)",
+        ),
+        (lambda d: d(ids(), cache=True), InputError, "cache must be a DecoderCache, got bool"),
+        (lambda d: d(ids(), trace=[]), InputError, "trace must be a StreamTrace, got list"),
+        (lambda d: d(ids(), logits_to_keep=-1), InputError, "logits_to_keep must be a whole number of at least 0"),
+        (lambda d: d(ids(), logits_to_keep=1.0), InputError, "logits_to_keep must be a whole number .*, got 1.0"),
+        (lambda d: d(ids(), logits_to_keep=True), InputError, "logits_to_keep must be a whole number .*, got True"),
+        (lambda d: Decoder({"width": 8}), InputError, "made of a DecoderConfig, got dict"),
+        (lambda d: Decoder(config(), generator=3), InputError, "generator must be a torch.Generator, got int"),
     ],
 )
 def test_arguments_that_do_not_fit(call, error, line):
-    with pytest.raises(error, match=line):
+    with pytest.raises(error, match=line) as raised:
         call(tiny())
+    assert "\n" not in str(raised.value)
+
+
+def test_a_cache_serves_one_model():
+    """The same sizes and another connection: keys and values would fit, and mean nothing."""
+    first, second, cache = tiny(), tiny(connection="mgt"), DecoderCache()
+    first(ids(), cache=cache)
+    with pytest.raises(
+        InputError, match="holds 7 tokens of another model; give each model a cache of its own"
+    ) as raised:
+        second(ids(), cache=cache)
+    assert "\n" not in str(raised.value) and cache.length == 7
+    first(ids(2, 1), cache=cache)
+    cache.reset()
+    second(ids(), cache=cache)
+    assert cache.length == 7
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda cache: pickle.loads(pickle.dumps(cache))])
+@torch.no_grad()
+def test_a_copied_cache_goes_on(copied):
+    decoder, cache = tiny(), DecoderCache()
+    decoder(ids(), cache=cache)
+    again = copied(cache)
+    ours, theirs = (decoder(ids(2, 1), cache=c).logits for c in (cache, again))
+    assert torch.equal(ours, theirs)
+
+
+def test_labels_may_be_as_narrow_as_ids():
+    decoder, x = tiny(), ids()
+    assert torch.equal(decoder(x.int(), labels=x.int()).loss, decoder(x, labels=x).loss)
 
 
 def test_the_cache_counts_towards_the_longest_sequence():

@@ -74,7 +74,7 @@ def test_examples_run(script, tmp_path):
 # generated parts
 
 
-@pytest.mark.parametrize("script", ["connection_table", "measure_table"])
+@pytest.mark.parametrize("script", ["connection_table", "measure_table", "mixer_table", "parity_table"])
 def test_generated_parts_are_what_the_code_makes(script, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     generated, tool = importlib.import_module("generated"), importlib.import_module(script)

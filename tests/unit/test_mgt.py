@@ -341,3 +341,18 @@ def test_coefficients_are_wide_in_a_bfloat16_stream():
 def test_options_that_contradict_each_other_or_do_nothing_are_refused(options, message):
     with pytest.raises(InputError, match=message):
         create(**options)
+
+
+def test_a_clamped_erase_stops_alpha_at_its_edge_and_beta_brings_it_back():
+    """Why the battery decides on dead parameters by several draws: outside [0, 2] on every token alpha has no gradient, beta has."""
+    stream = connections.create("mgt", width=8, sites=Site.decoder(1), form="rank1", preset="stable").double()
+    site, generator = stream.sites[0], torch.Generator().manual_seed(0)
+    x, update = (torch.randn(2, 5, 8, generator=generator, dtype=torch.float64) for _ in range(2))
+    for alpha, learns in ((0.1, True), (-0.1, False)):  # beta is 0.1 everywhere at the start
+        stream.zero_grad()
+        with torch.no_grad():
+            site.alpha.value.fill_(alpha)
+        _, context = site.read(x)
+        site.write(x, update, context).square().sum().backward()
+        assert (site.alpha.value.grad.abs().item() > 0) is learns
+        assert site.beta_bias.grad.abs().item() > 0

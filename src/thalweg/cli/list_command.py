@@ -6,7 +6,7 @@ EXAMPLES = """examples:
   thalweg list connections
   thalweg list measures --json"""
 
-KINDS = ("connections", "measures", "plans", "tasks")
+KINDS = ("connections", "mixers", "measures", "plans", "tasks")
 
 
 def configure(parser) -> None:
@@ -29,6 +29,13 @@ def rows_of(kind: str) -> list[dict[str, str]]:
         return [
             {"name": e.name, "summary": e.summary, "source": e.source, "aliases": ", ".join(e.aliases)}
             for e in connections.entries()
+        ]
+    if kind == "mixers":
+        from thalweg import mixers
+
+        return [
+            {"name": e.name, "summary": e.summary, "source": e.source, "aliases": ", ".join(e.aliases)}
+            for e in mixers.entries()
         ]
     if kind == "measures":
         from thalweg.geometry import catalog

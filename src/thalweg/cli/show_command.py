@@ -1,4 +1,4 @@
-"""``thalweg show``: everything about one connection, measure, plan or task."""
+"""``thalweg show``: everything about one connection, mixer, measure, plan or task."""
 
 import inspect
 from collections.abc import Callable
@@ -6,15 +6,17 @@ from typing import Any
 
 from thalweg import config
 from thalweg.cli.console import emit, grid
+from thalweg.cli.mixer_facts import mixer
 from thalweg.errors import InputError
 
 EXAMPLES = """examples:
   thalweg show connection mgt
   thalweg show connection delta --width 768 --depth 12 --option value_channels=4
+  thalweg show mixer kromhc --streams 8
   thalweg show plan mgt-ablation
   thalweg show task copy:vocab=32"""
 
-KINDS = ("connection", "measure", "plan", "task")
+KINDS = ("connection", "mixer", "measure", "plan", "task")
 
 
 def configure(parser) -> None:
@@ -23,8 +25,13 @@ def configure(parser) -> None:
     parser.add_argument("--width", type=int, default=512, help="width at which the cost is measured (512)")
     parser.add_argument("--depth", type=int, default=12, help="layers at which the cost is measured (12)")
     parser.add_argument(
-        "--option", action="append", default=[], metavar="NAME=VALUE", help="option of the connection; may be repeated"
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="option of the connection or mixer; may be repeated",
     )
+    parser.add_argument("--streams", type=int, default=4, help="mixer: number of streams (4)")
     parser.add_argument(
         "--load",
         action="store_true",
@@ -33,10 +40,14 @@ def configure(parser) -> None:
 
 
 def run(args) -> None:
-    if args.option and args.kind != "connection":
-        raise InputError(f"--option belongs to a connection, got {args.kind} {args.name}; leave it out")
-    if args.kind == "connection":
-        found = connection(args.name, args.width, args.depth, config.parse_assignments(args.option))
+    if args.option and args.kind not in ("connection", "mixer"):
+        raise InputError(f"--option belongs to a connection or a mixer, got {args.kind} {args.name}; leave it out")
+    if args.kind in ("connection", "mixer"):
+        given = config.parse_assignments(args.option)
+        if args.kind == "connection":
+            found = connection(args.name, args.width, args.depth, given)
+        else:
+            found = mixer(args.name, args.streams, given)
         shown = {**found, "options": [*map(_option_row, found["options explained"])]}
         del shown["options explained"]
     elif args.kind == "measure":

@@ -9,6 +9,7 @@ from thalweg.errors import ExitCode, InputError
 
 EXAMPLES = """examples:
   thalweg train --connection mgt --depth 12 --data text:novel.txt --seed 0
+  thalweg train --connection mhc --mixer sinkhorn --streams 4
   thalweg train --resume runs/mgt-d12-s0
 
 A TOML file holds the same names (connection = "mgt"); flags win over the file. Under torchrun the same flags train on all ranks:
@@ -36,7 +37,7 @@ MOST = {
 def configure(parser) -> None:
     from thalweg.training.config import TrainConfig
 
-    parser.add_argument("config", nargs="?", metavar="CONFIG.toml", help="file with any of the values below")
+    parser.add_argument("config", nargs="?", metavar="CONFIG.toml", help="file with any of the values below, or preset:NAME")
     parser.add_argument("-o", "--output", metavar="RUN", help="folder of the run (runs/CONNECTION-dDEPTH-sSEED)")
     parser.add_argument(
         "--resume",
@@ -45,6 +46,11 @@ def configure(parser) -> None:
     )
     parser.add_argument(
         "--option", action="append", default=[], metavar="NAME=VALUE", help="option of the connection; may be repeated"
+    )
+    parser.add_argument("--streams", metavar="N", help="number of streams: short for --option streams=N")
+    parser.add_argument("--mixer", metavar="MIXER", help="how streams are mixed: short for --option mixer=MIXER")
+    parser.add_argument(
+        "--mixer-option", action="append", default=[], metavar="NAME=VALUE", help="option of the mixer; may be repeated"
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="print the plan (parameters, FLOPs, memory, time) and stop"
@@ -102,17 +108,27 @@ def _refuse_used(folder: Path) -> None:
 
 def requested(args, base: dict | None = None):
     """The configuration that a file and flags ask for; flags win."""
+    from thalweg.training import presets
     from thalweg.training.config import TrainConfig, from_table
 
-    table = dict(base or {}) if base is not None else (config.read_toml(args.config) if args.config is not None else {})
+    if base is None:
+        base = {} if args.config is None else config.read_toml(presets.find(args.config))
+    table = dict(base)
     given = {
         field.name: getattr(args, field.name)
         for field in dataclasses.fields(TrainConfig)
         if field.name not in TABLES and getattr(args, field.name) is not None
     }
     table = config.merge(table, config.parse_assignments([f"{name}={text}" for name, text in given.items()]))
-    if args.option:
-        table = config.merge(table, {"connection_options": config.parse_assignments(args.option, "--option")})
+    options = config.parse_assignments(args.option, "--option")
+    for name in ("streams", "mixer"):
+        if getattr(args, name) is not None:
+            options |= config.parse_assignments([f"{name}={getattr(args, name)}"])
+    if args.mixer_option:
+        given = {"mixer_options": config.parse_assignments(args.mixer_option, "--mixer-option")}
+        options = config.merge(options, given)
+    if options:
+        table = config.merge(table, {"connection_options": options})
     if args.model:
         table = config.merge(table, {"model": config.parse_assignments(args.model, "--model")})
     for name, most in MOST.items():

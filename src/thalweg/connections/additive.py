@@ -41,6 +41,9 @@ class Additive(Stream):
         ),
     )
 
+    def start_as_additive(self):
+        return (1.0,) * len(self.layout)
+
     def reference(self, embedding, sublayers, tokens=None):
         x = embedding
         for site, sublayer in zip(self.sites, sublayers, strict=True):

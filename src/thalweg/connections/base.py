@@ -10,7 +10,7 @@ streams is ``mix[to, from]``.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -188,6 +188,19 @@ class ConnectionOptions:
         return {f.name: getattr(self, f.name) for f in fields(ConnectionOptions)}
 
 
+class Mixing(NamedTuple):
+    """How one site moves streams side by side, for measurement; float32 or wider.
+
+    read [b t n]; write [b t n], None where something else is written; mix [b t to from]; logits [b t k] behind the mix, None where it
+    has none.
+    """
+
+    read: Tensor
+    write: Tensor | None
+    mix: Tensor
+    logits: Tensor | None = None
+
+
 class StreamSite(nn.Module):
     """What happens to the state at one sublayer. ``read`` and ``write`` never change their arguments in place."""
 
@@ -231,6 +244,22 @@ class StreamSite(nn.Module):
         which the old state is removed: 0 keep, 1 erase, 2 reflect, below 0 or above 2 amplify).
         """
         return {}
+
+    @property
+    def mixes(self) -> bool:
+        """Whether this site moves several streams by a matrix, so that :meth:`mixing` is not None."""
+        return False
+
+    def mixing(self, state: State, context: Context) -> Mixing | None:
+        """How this site moves its streams, in the pass that ``context`` is from; None unless it ``mixes``."""
+        return None
+
+    def force_mix(self, mix: Float[Tensor, "*batch to from"] | None) -> None:
+        """Use this matrix in place of the learned one (broadcast over tokens), for ablations and tests; None: the learned one again.
+
+        For sites that ``mixes``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} mixes no streams")
 
     def reset_parameters(self) -> None:
         """Give every parameter its declared start. The model calls this after its generic initialisation."""
@@ -324,6 +353,22 @@ class Stream(nn.Module):
     def equals_at_start(self) -> Equivalence | None:
         """What the untrained stream equals, if anything; checked by the battery."""
         return None
+
+    @classmethod
+    def additive_options(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Values of options that ``given`` leaves open, with which the stream can start as ``additive`` does."""
+        return {}
+
+    def start_as_additive(self) -> tuple[float, ...] | None:
+        """Move the start to where the stream computes what ``additive`` with the same norm slots does, and stays able to learn.
+
+        Returns the factor by which each site multiplies its update there (1: as it is), for the caller to divide the map by that makes the
+        update; None where no start of these options does that, and nothing is moved then.
+        """
+        found = self.equals_at_start()
+        if found is None or found.name != "additive" or dict(found.options) != self.options.slots() or found.tolerance > 1e-9:
+            return None
+        return (1.0,) * len(self.layout)
 
     @property
     def looks_along_tokens(self) -> bool:

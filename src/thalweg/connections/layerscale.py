@@ -111,6 +111,10 @@ class LayerScale(Stream):
         return Equivalence("additive", slots)
 
     @classmethod
+    def additive_options(cls, given):
+        return {"init": 1.0}
+
+    @classmethod
     def variants(cls):
         return [{"init": 1.0}]
 

@@ -291,6 +291,22 @@ class MGT(Stream):
         opens = options.gate_open or not options.gated
         return Equivalence("additive", slots) if keeps and opens and abs(beta - 1) < 1e-12 else None
 
+    @classmethod
+    def additive_options(cls, given):
+        has_norm_in_gate = MGTOptions(form=given.get("form", "full")).gated and given.get("gate") != "input_independent"
+        constant = {"gate_spread": 0.0} if has_norm_in_gate else {}  # at the start, so that it can be divided out
+        return {"preset": "residual", **constant}
+
+    def start_as_additive(self):
+        options, start = self.options, self.options.start
+        if options.post_norm or (options.gated and options.gate != "input_independent" and start.gate_spread):
+            return None
+        beta = options.beta_scale * math.tanh(start.beta_bias) + start.beta_shift if options.delta else 1.0
+        if options.alpha_start(self.layout[0].total) != 0 or (options.delta and start.beta_std):
+            return None
+        gate = options.gate_scale / (1 + math.exp(-start.gate_bias)) if options.gated else 1.0
+        return (gate * beta,) * len(self.layout) if gate * beta > 0 else None
+
     def reference(self, embedding, sublayers, tokens=None):
         x = embedding
         for site, sublayer in zip(self.sites, sublayers, strict=True):

@@ -1,13 +1,11 @@
-"""The standard battery: the list of checks, and the report of one run."""
+"""The standard battery of connections: the list of checks, and what runs them."""
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from thalweg import config, connections
 from thalweg.connections.base import Stream
-from thalweg.errors import InputError, UnknownNameError
+from thalweg.errors import InputError
 from thalweg.testing.checks.causality import batch, causality, token_order
 from thalweg.testing.checks.compiled import compiled
 from thalweg.testing.checks.declarations import cost, facts, hints, shapes
@@ -19,10 +17,8 @@ from thalweg.testing.checks.routing import routing
 from thalweg.testing.checks.slots import slots
 from thalweg.testing.checks.start import dead_parameters, declared_start, moves, reset
 from thalweg.testing.checks.storage import storage
-from thalweg.testing.compare import BrokenError, DoesNotApplyError
+from thalweg.testing.report import BatteryReport, Check, CheckResult, run_checks
 from thalweg.testing.subjects import Subject
-
-Check = Callable[[Subject], None]
 
 # In the order in which they run: the cheap and telling first.
 CHECKS: dict[str, Check] = {
@@ -57,76 +53,9 @@ CHECKS: dict[str, Check] = {
 }
 
 
-@dataclass(frozen=True)
-class CheckResult:
-    """What one check found. ``reason``: what broke, or why the check does not apply; empty when it passed."""
-
-    name: str
-    passed: bool
-    reason: str
-    seconds: float
-    applies: bool = True
-    options: Mapping[str, Any] | None = None
-
-    def __str__(self) -> str:
-        verdict = ("passed" if self.passed else "BROKEN") if self.applies else "does not apply"
-        where = f" with {dict(self.options)}" if self.options else ""
-        return f"{self.name}{where}: {verdict}{': ' + self.reason if self.reason else ''} ({self.seconds:.2f} s)"
-
-
-@dataclass(frozen=True)
-class BatteryReport:
-    """Every check of one connection, with every set of options."""
-
-    connection: str
-    results: tuple[CheckResult, ...]
-
-    @property
-    def broken(self) -> tuple[CheckResult, ...]:
-        return tuple(result for result in self.results if not result.passed)
-
-    @property
-    def passed(self) -> bool:
-        return not self.broken
-
-    @property
-    def seconds(self) -> float:
-        return sum(result.seconds for result in self.results)
-
-    def raise_if_broken(self) -> None:
-        """Raises: AssertionError that names every broken check and says what exactly is wrong."""
-        if self.broken:
-            lines = "".join(f"\n  {result}" for result in self.broken)
-            raise AssertionError(f"{self.connection} breaks {len(self.broken)} of {len(self.results)} checks:{lines}")
-
-    def __str__(self) -> str:
-        state = "passes" if self.passed else f"breaks {len(self.broken)} of"
-        return "\n  ".join(
-            [f"{self.connection} {state} {len(self.results)} checks ({self.seconds:.1f} s)", *map(str, self.results)]
-        )
-
-
 def run(subject: Subject, only: Sequence[str] | None = None) -> tuple[CheckResult, ...]:
     """Run the checks (``only``: these) on one subject. Raises: UnknownNameError for a check that does not exist."""
-    for name in only or ():
-        if name not in CHECKS:
-            raise UnknownNameError("check", name, CHECKS)
-    return tuple(_run(name, check, subject) for name, check in CHECKS.items() if only is None or name in only)
-
-
-def _run(name: str, check: Check, subject: Subject) -> CheckResult:
-    begin = time.perf_counter()
-    passed, applies, reason = True, True, ""
-    try:
-        check(subject)
-    except DoesNotApplyError as why:
-        applies, reason = False, str(why)
-    except BrokenError as error:
-        passed, reason = False, str(error)
-    except Exception as error:  # whatever a broken connection raises is the finding
-        message = next((line for line in str(error).splitlines() if line.strip()), "no message")
-        passed, reason = False, f"raises {type(error).__name__}: {message}"
-    return CheckResult(name, passed, reason, time.perf_counter() - begin, applies, dict(subject.options))
+    return run_checks(CHECKS, subject, only, subject.options)
 
 
 def subjects_of(

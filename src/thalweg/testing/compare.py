@@ -52,7 +52,7 @@ def finite(tensor: Tensor | None) -> bool:
     return tensor is None or bool(tensor.isfinite().all())
 
 
-def parameters_of(stream: Stream, sublayers: nn.Module | None = None) -> dict[str, nn.Parameter]:
+def parameters_of(stream: nn.Module, sublayers: nn.Module | None = None) -> dict[str, nn.Parameter]:
     """Every parameter once, by name; those of the sublayers under ``sublayer.``."""
     named = dict(stream.named_parameters())
     if sublayers is not None:
@@ -109,8 +109,11 @@ def gradients(
     return dict(zip(leaves, found, strict=True))
 
 
-def require_same(got: Outcome, want: Outcome, than: str, tolerance: float = EXACT) -> None:
-    """Outputs, sublayer inputs and all gradients agree. Raises: BrokenError with everything that does not."""
+def require_same(got: Outcome, want: Outcome, than: str, tolerance: float = EXACT, least: float = 0.0) -> None:
+    """Outputs, sublayer inputs and all gradients agree. Raises: BrokenError with everything that does not.
+
+    least: the smallest gradient that is more than rounding.
+    """
     broken: list[str] = []
 
     def collect(what: str, a: Tensor | None, b: Tensor | None, floor: float = 0.0) -> None:
@@ -128,6 +131,7 @@ def require_same(got: Outcome, want: Outcome, than: str, tolerance: float = EXAC
     floor = 1e-3 * max(
         (g.abs().max().item() for g in want.gradients.values() if g is not None and g.numel()), default=0.0
     )
+    floor = max(floor, least)
     for name, gradient in want.gradients.items():
         collect(f"gradient of {name}", got.gradients[name], gradient, floor if math.isfinite(floor) else 0.0)
     require(not broken, "; ".join(broken[:4]) + (f"; and {len(broken) - 4} more" if len(broken) > 4 else ""))

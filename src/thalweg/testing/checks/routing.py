@@ -9,14 +9,14 @@ from thalweg.testing.subjects import Subject, embedding_for, random_state
 def routing(subject: Subject) -> None:
     """A directed cycle as ``mix[to, from]`` carries stream ``from`` to stream ``to``, when the sublayer writes nothing.
 
-    For connections of more than one stream whose sites offer ``force_mix(mix [to from] | None)``: use this matrix at every token (None: the
+    For connections of more than one stream whose sites say ``mixes`` and offer ``force_mix(mix [to from] | None)``: use this matrix at every token (None: the
     learned one again).
     """
     stream = subject.random()
     embedding = embedding_for(stream)
     entered = stream.enter(embedding)
     streams = stream.observe(entered).shape[2]
-    sites = [(index, site) for index, site in enumerate(stream.sites) if hasattr(site, "force_mix")]
+    sites = [(index, site) for index, site in enumerate(stream.sites) if site.mixes]
     if streams < 2 or not sites:
         raise DoesNotApplyError("one stream" if streams < 2 else "no site offers force_mix")
     cycle = torch.eye(streams, dtype=embedding.dtype).roll(1, 0)  # to = from + 1; not its own transpose for n > 2

@@ -11,13 +11,11 @@ from thalweg.testing.subjects import Subject
 
 
 def with_update_norm(subject: Subject) -> Subject:
-    """``subject`` with the norm on the update. Raises: DoesNotApplyError where it is on by default or the options refuse it."""
+    """``subject`` with the norm on the update. Raises: DoesNotApplyError where it is on already or the options refuse it."""
     cls = subject.connection
-    if subject.options:
-        raise DoesNotApplyError("examined with the default options")
-    if config.build(cls.Options, {}, where=cls.__name__).update_norm:
-        raise DoesNotApplyError("the norm on the update is on by default; the other checks see it")
-    options = {"update_norm": True}
+    if config.build(cls.Options, dict(subject.options), where=cls.__name__).update_norm:
+        raise DoesNotApplyError("the norm on the update is on already; the other checks see it")
+    options = {**subject.options, "update_norm": True}
     try:
         config.build(cls.Options, options, where=cls.__name__)
     except InputError as error:
@@ -26,7 +24,7 @@ def with_update_norm(subject: Subject) -> Subject:
 
 
 def slots(subject: Subject) -> None:
-    """The norm on the update, where it is off by default, works when it is switched on: it has its part in the output and learns."""
+    """The norm on the update, where it is off, works when it is switched on: it has its part in the output and learns."""
     on = with_update_norm(subject)
     for check in (dead_parameters, reference):
         try:

@@ -2,20 +2,21 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
-from thalweg.connections.base import Stream, tensors_of
+from thalweg.connections.base import tensors_of
 from thalweg.testing.compare import Outcome, differentiate
 from thalweg.testing.subjects import Subject, embedding_for, random_state, sublayers_for
 
-Mutate = Callable[[Stream], Stream]
-Applies = Callable[[Subject, Mutate], bool]
+Mutate = Callable[[Any], Any]  # takes a fresh stream (or mixer), breaks it and returns it
+Applies = Callable[[Any, Mutate], bool]
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One bug. ``caught_by``: every check that must reject it (where the check applies). ``mutate`` changes a fresh stream and returns it."""
+    """One bug. ``caught_by``: every check that must reject it (where the check applies). ``mutate`` changes a fresh one and returns it."""
 
     name: str
     words: str
@@ -23,7 +24,7 @@ class Mutant:
     mutate: Mutate
     condition: Applies
 
-    def applies(self, subject: Subject) -> bool:
+    def applies(self, subject: Any) -> bool:
         """Whether the bug is possible here and changes anything (``x' = F(x)`` has no skip to drop)."""
         return self.condition(subject, self.mutate)
 
@@ -34,9 +35,9 @@ MUTANTS: dict[str, Mutant] = {}
 def changes_output(subject: Subject, mutate: Mutate) -> bool:
     """The output or a gradient of a stream at random parameters is another one."""
     plain, broken = _outcome(subject), _outcome(subject.broken_by(mutate))
-    if _distance(plain.output, broken.output) > 1e-6:
+    if distance(plain.output, broken.output) > 1e-6:
         return True
-    return any(_distance(value, broken.gradients[name]) > 1e-6 for name, value in plain.gradients.items())
+    return any(distance(value, broken.gradients[name]) > 1e-6 for name, value in plain.gradients.items())
 
 
 def looks_along_tokens(subject: Subject, mutate: Mutate) -> bool:
@@ -56,21 +57,27 @@ def has_coefficients(subject: Subject, mutate: Mutate) -> bool:
     if not any(leaf.is_floating_point() for leaf in tensors_of(context)):
         return False
     pairs = zip(tensors_of(site.write(state, x, context)), tensors_of(site.write(state, x, other)), strict=True)
-    return any(_distance(a, b) > 1e-6 for a, b in pairs)
+    return any(distance(a, b) > 1e-6 for a, b in pairs)
 
 
 def always(subject: Subject, mutate: Mutate) -> bool:
     return True
 
 
-def mutant(*caught_by: str, applies: Applies = changes_output) -> Callable[[Mutate], Mutate]:
-    """Decorator: the function's name and docstring become the mutant's."""
+def collector(into: dict[str, Mutant], default: Applies) -> Callable[..., Callable[[Mutate], Mutate]]:
+    """A decorator ``mutant(*caught_by, applies=default)``: the function's name and docstring become those of a mutant in ``into``."""
 
-    def add(mutate: Mutate) -> Mutate:
-        MUTANTS[mutate.__name__] = Mutant(mutate.__name__, (mutate.__doc__ or "").strip(), caught_by, mutate, applies)
-        return mutate
+    def mutant(*caught_by: str, applies: Applies = default) -> Callable[[Mutate], Mutate]:
+        def add(mutate: Mutate) -> Mutate:
+            into[mutate.__name__] = Mutant(mutate.__name__, (mutate.__doc__ or "").strip(), caught_by, mutate, applies)
+            return mutate
 
-    return add
+        return add
+
+    return mutant
+
+
+mutant = collector(MUTANTS, changes_output)
 
 
 def _outcome(subject: Subject) -> Outcome:
@@ -78,7 +85,7 @@ def _outcome(subject: Subject) -> Outcome:
     return differentiate(stream, stream, sublayers_for(stream), embedding_for(stream))
 
 
-def _distance(a: Tensor | None, b: Tensor | None) -> float:
+def distance(a: Tensor | None, b: Tensor | None) -> float:
     if a is None or b is None:
         return 0.0 if a is b else float("inf")
     return float((a - b).detach().abs().max()) if a.numel() else 0.0

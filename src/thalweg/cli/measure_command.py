@@ -1,0 +1,164 @@
+"""``thalweg measure``: the stream geometry of a trained run, with what replacing its mixing costs."""
+
+from collections.abc import Callable
+from typing import Any
+
+from thalweg.cli.console import confirm_output, emit, say, table
+from thalweg.errors import ExitCode
+
+EXAMPLES = """examples:
+  thalweg measure runs/mhc-d12-s0
+  thalweg measure runs/mhc-d12-s0 --tokens 65536 --which best -o mixing.html
+
+The rows go to measured.jsonl in the folder of the run, the page to measured.html there or to -o. Of a network with several streams every
+mixing matrix, those of the first and the last third of the layers, and all of them are replaced by the identity and by their mean over
+tokens, and the change in held-out loss is given."""
+
+# measure of a row at a site -> heading
+STREAMS = {
+    "amax_gain.from_start.forward": "gain in",
+    "amax_gain.to_end.backward": "gain back",
+    "sigma_2": "sigma_2",
+    "permutation_index": "index",
+    "difference_share": "differences",
+    "effective_streams.read": "reads",
+    "effective_streams.write": "writes",
+    "constraint_error.columns": "column error",
+    "mix.logit_spread": "logit spread",
+    "gradient_norm": "gradient",
+    "mixer_replaced.identity": "identity",
+    "mixer_replaced.token_mean": "token mean",
+}
+STREAM = {
+    "effective_rank": "rank",
+    "token_cosine": "token cosine",
+    "rms": "size",
+    "relative_update.step": "step",
+    "gradient_norm": "gradient",
+}
+REPLACED = {"mixer_replaced.identity": "by the identity", "mixer_replaced.token_mean": "by its token mean"}
+WINDOWS = {
+    "amax_gain.window.forward": "gain forward",
+    "amax_gain.window.backward": "gain backward",
+    "sigma_2.window": "sigma_2",
+    "permutation_index.window": "index",
+}
+
+
+def configure(parser) -> None:
+    parser.add_argument("run", metavar="RUN", help="folder of a run")
+    parser.add_argument("-o", "--output", help="page to write (measured.html in the folder of the run)")
+    parser.add_argument("--overwrite", action="store_true", help="replace the file of -o if it exists")
+    parser.add_argument("--tokens", type=int, help="held-out tokens, in whole sequences and at least 16 (4096)")
+    parser.add_argument("--which", choices=("last", "best"), default="last", help="checkpoint (last)")
+
+
+def run(args) -> ExitCode:
+    if args.output is not None:
+        confirm_output(args.output, args.overwrite)
+    found = of_run(args.run, args.output, args.tokens, args.which, lambda text: say(text, quiet=args.quiet))
+    if args.json:
+        emit(found)
+        return ExitCode.OK
+    for name, text in found["measured"].items():
+        print(f"{name}: {text}")
+    for name, columns in headings(found["sites"]).items():
+        if found[name]:
+            table(_written(found[name]), columns)
+    print(found["report"])
+    return ExitCode.OK
+
+
+def of_run(
+    folder: str, output: str | None, tokens: int | None, which: str, tell: Callable[[str], None]
+) -> dict[str, Any]:
+    """Measure a run, keep the rows in its folder, write the page; what is printed of it."""
+    from thalweg.cli.facts import citations, deviations
+    from thalweg.records.run import RunFolder
+    from thalweg.reports.measured import write_measured_report
+    from thalweg.reports.run import MEASURED
+    from thalweg.reports.text import number
+    from thalweg.training.measuring import TOKENS, measure_run
+
+    wanted = TOKENS if tokens is None else tokens
+    measured = measure_run(
+        folder, which=which, tokens=wanted, on_plan=lambda plan: tell(_plan(plan)), on_pass=_progress(tell)
+    )
+    record, plan = RunFolder.open(folder), measured.plan
+    kept = record.path / MEASURED
+    measured.rows.save(kept)
+    facts = {
+        "loss": f"{number(measured.loss, 5)} nats/token",
+        "checkpoint": f"{which}, step {plan.step:,}",
+        "data": f"{plan.data} ({plan.split}), {plan.sequences:,} sequences of {plan.length:,} tokens",
+        "geometry": f"on {plan.traced:,} sequences, as in training, in float32",
+    }
+    connection, options = str(record.config.get("connection", "")), record.config.get("connection_options")
+    used = {"": (connection, options if isinstance(options, dict) else {})}
+    page = write_measured_report(
+        record,
+        measured.rows,
+        output or record.path / "measured.html",
+        facts=facts,
+        command=f"thalweg measure RUN --tokens {wanted} --which {which}",
+        citations=citations([connection]),
+        deviations=deviations(used),
+    )
+    return {
+        "run": str(folder),
+        "step": plan.step,
+        "split": plan.split,
+        "sequences": plan.sequences,
+        "tokens": plan.tokens,
+        "loss": measured.loss,
+        "rows": str(kept),
+        "report": str(page),
+        "measured": facts,
+        "sites": _by_site(measured.rows, {**STREAMS, **STREAM}, deep=True),
+        "replaced": _by_site(measured.rows, REPLACED, deep=False),
+        "windows": _by_site(measured.rows, WINDOWS, deep=False),
+    }
+
+
+def headings(sites: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
+    """The tables that are printed, by the name of their rows in the result -> key of a row -> heading."""
+    several = any("sigma_2" in row for row in sites)
+    return {
+        "sites": {"site": "site", **(STREAMS if several else STREAM)},
+        "replaced": {"site": "replaced in", **REPLACED},
+        "windows": {"site": "layers", **WINDOWS},
+    }
+
+
+def _by_site(rows, columns: dict[str, str], *, deep: bool) -> list[dict[str, Any]]:
+    """The values of some measures, one row for each place with (``deep``) or without a layer."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        if row.measure in columns and (row.layer is not None) == deep and row.site not in ("stream.left", "stream"):
+            found.setdefault(row.site, {"site": row.site})[row.measure] = row.value
+    return list(found.values())
+
+
+def _written(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Numbers to four digits."""
+    from thalweg.reports.text import number
+
+    return [{name: number(value) for name, value in row.items()} for row in rows]
+
+
+def _plan(plan) -> str:
+    text = (
+        f"step {plan.step:,}: geometry on {plan.traced:,} sequences, loss on {plan.sequences:,} sequences of {plan.length:,} tokens of "
+        f"{plan.data} ({plan.split})"
+    )
+    return f"{text}; {plan.passes} passes with the mixing replaced" if plan.passes else text
+
+
+def _progress(tell: Callable[[str], None]) -> Callable[[int, int], None]:
+    """A line at every quarter of the passes."""
+
+    def on_pass(done: int, of: int) -> None:
+        if of >= 8 and done % (of // 4) == 0:
+            tell(f"  {done} of {of} passes")
+
+    return on_pass

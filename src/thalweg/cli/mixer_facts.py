@@ -1,0 +1,61 @@
+"""What ``thalweg show mixer`` prints: what a mixer says of itself, and what is measured of it at a number of streams."""
+
+from typing import Any
+
+from thalweg import config
+
+
+def mixer(name: str, streams: int, options: dict[str, Any]) -> dict[str, Any]:
+    """Facts, claims, options, and measured: the matrix and its derivatives at the start, marginal errors at random logits."""
+    from thalweg import mixers
+
+    entry = mixers.registry.entry(name)
+    module = mixers.create(name, streams=streams, **options).double()
+    facts, claims = module.facts, module.claims
+    return {
+        "name": entry.name,
+        "aliases": list(entry.aliases),
+        "summary": entry.summary,
+        "source": facts.source,
+        "equation": facts.equation,
+        "words": facts.words,
+        "coverage": facts.coverage,
+        "cost": facts.cost,
+        "start": facts.start,
+        "claims, tested at random logits": config.to_plain(claims),
+        "chosen by us": list(facts.chosen),
+        "deviations": list(facts.deviations),
+        "verified": list(facts.verified),
+        "options": config.to_plain(module.options),
+        "options explained": [
+            {**config.to_plain(field), "given": options.get(field.name)} for field in config.describe(type(module.options))
+        ],
+        f"measured at {streams} streams": _measured(module),
+        "bibtex": facts.bibtex,
+    }
+
+
+def _measured(module) -> dict[str, Any]:
+    import torch
+
+    n, count = module.streams, module.generators
+    found: dict[str, Any] = {
+        "logits of one matrix": count,
+        "groups with a scale of their own": list(module.scaled),
+        "parameters of its own": sum(p.numel() for p in module.parameters()),
+    }
+    start = module.start().double()
+    for row, values in enumerate(module(start).detach()):
+        found[f"start, to stream {row}"] = " ".join(f"{value:+.4f}" for value in values)
+    if count:
+        jacobian = torch.autograd.functional.jacobian(module, start)
+        found["largest derivative at the start"] = f"{jacobian.abs().max():.2g}"
+        found["smallest of the largest derivatives by a logit"] = f"{jacobian.abs().amax((0, 1)).min():.2g}"
+    generator = torch.Generator().manual_seed(0)
+    for spread in (1, 3):
+        drawn = module(spread * torch.randn(2000, count, generator=generator, dtype=torch.float64)).detach()
+        found[f"logits of sd {spread}: largest |row sum - 1|, |column sum - 1|, smallest entry"] = (
+            f"{(drawn.sum(-1) - 1).abs().max():.1e}, {(drawn.sum(-2) - 1).abs().max():.1e}, {drawn.min():+.3f}"
+        )
+    assert drawn.shape[-1] == n
+    return found

@@ -1,0 +1,399 @@
+"""Streams side by side: n copies of the embedding, read by a weighted sum, written to with weights, mixed by a matrix at every site.
+
+    read   u = sum_i read[i] x[i]                                     [n d] -> [d], then the input norm and the sublayer F
+    write  x'[to] = sum_from mix[to, from] x[from] + write[to] F(u)   [n d] -> [n d]
+
+Hyper-connections and mHC are two settings of the same options; each stands in its own file with its facts and its defaults.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Literal, cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from thalweg import mixers
+from thalweg.connections._stream_coefficients import Coefficients, Logits, Source, project
+from thalweg.connections.base import (
+    ConnectionOptions,
+    Equivalence,
+    GroupHint,
+    Mixing,
+    Requirements,
+    Site,
+    Stream,
+    StreamSite,
+    each_token,
+    reference_norm,
+)
+from thalweg.errors import InputError
+from thalweg.ops.precision import full_precision, wide
+
+MOST_STREAMS = 64  # a state of more copies than this is a slip of the hand
+
+
+@dataclass(frozen=True)
+class ManyStreamsOptions(ConnectionOptions):
+    """Options of every connection with streams side by side; the norm slots are those of every connection.
+
+    streams: number of streams, from 1.
+    mixer: name of the mixing matrix (``thalweg list mixers``). mixer_options: its options.
+    read: weights of the sum that a sublayer reads: ``sigmoid``, ``signed`` (the logits themselves), or ``mean`` (1/n, fixed).
+    write: weights of the update on each stream: ``double_sigmoid`` (0 to 2), ``signed``, or ``ones`` (fixed).
+    coefficients: what the dynamic part is made from: the ``concatenated`` streams, normalised as one vector, or each stream by itself.
+    dynamic: whether the streams of a token change its weights; without it they are learned constants.
+    tanh: bound the dynamic part before its scale, as the first hyper-connections do.
+    contraction: how the streams become one at the end: ``mean``, ``sum``, or a learned sigmoid ``head`` (DeepSeek-V4).
+    home_logit: the sigmoid read starts at +home_logit on the home stream of a site (its index modulo n) and at -home_logit elsewhere.
+    alpha_start: first scale of the dynamic part. projection_std: its first weights, 0 for zeros.
+    coefficient_eps: inside the root of the norm of the streams. read_eps: added to sigmoid reads and to the head (DeepSeek-V4: 1e-6).
+    static_decay: weight decay on biases and scales.
+    """
+
+    streams: int = 4
+    mixer: str = "sinkhorn"
+    mixer_options: dict[str, Any] = field(default_factory=dict)
+    read: Literal["sigmoid", "signed", "mean"] = "sigmoid"
+    write: Literal["double_sigmoid", "signed", "ones"] = "double_sigmoid"
+    coefficients: Source = "concatenated"
+    dynamic: bool = True
+    tanh: bool = False
+    contraction: Literal["mean", "sum", "head"] = "mean"
+    home_logit: float = 3.0
+    alpha_start: float = 0.01
+    projection_std: float = 0.0
+    coefficient_eps: float = 1e-6
+    read_eps: float = 0.0
+    static_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.streams <= MOST_STREAMS:
+            raise InputError(f"streams must lie between 1 and {MOST_STREAMS}, got {self.streams}")
+        for name in ("projection_std", "coefficient_eps", "read_eps", "static_decay"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InputError(f"{name} must be a finite number of at least 0, got {getattr(self, name)}")
+        for name in ("home_logit", "alpha_start"):
+            if not math.isfinite(getattr(self, name)):
+                raise InputError(f"{name} must be finite, got {getattr(self, name)}")
+        mixer = self.make_mixer()
+        if self.dynamic and self.coefficients == "per_stream" and mixer.generators not in (0, self.streams**2):
+            raise InputError(
+                f"coefficients='per_stream' makes one row of {self.streams} logits for each stream, which fits mixers with "
+                f"{self.streams**2} logits; {self.mixer} takes {mixer.generators}; use coefficients='concatenated'"
+            )
+
+    def make_mixer(self) -> mixers.Mixer:
+        """A new mixer of this configuration. Raises: UnknownNameError, InputError."""
+        return mixers.create(self.mixer, streams=self.streams, **self.mixer_options)
+
+
+class ManyStreamsSite(StreamSite):
+    """The maps of one site. Those that are fixed (read ``mean``, write ``ones``, a constant mixer) have no parameters."""
+
+    def __init__(self, width: int, site: Site, options: ManyStreamsOptions):
+        super().__init__(width, site, options)
+        self.options, self.home = options, site.index % options.streams
+        self.mixer = options.make_mixer()
+        self.logits = nn.ModuleDict({name: self._family(groups, width) for name, groups in self.families().items()})
+        self._forced: Tensor | None = None
+
+    def families(self) -> dict[str, tuple[int, ...]]:
+        """Name of each family of logits that this site has -> sizes of its groups, which have one scale each."""
+        o, n = self.options, (self.options.streams,)
+        sizes = {"read": n if o.read != "mean" else (), "write": n if o.write != "ones" else (), "mix": self.mixer.scaled}
+        return {name: groups for name, groups in sizes.items() if groups}
+
+    def starts(self) -> dict[str, Tensor]:
+        """Name of each family -> its first biases: read the home stream, write 1, mix near the identity."""
+        o, n = self.options, self.options.streams
+        home = torch.nn.functional.one_hot(torch.tensor(self.home), n).float()
+        return {
+            "read": o.home_logit * (2 * home - 1) if o.read == "sigmoid" else home,
+            "write": torch.zeros(n) if o.write == "double_sigmoid" else torch.ones(n),
+            "mix": self.mixer.start(),
+        }
+
+    def _family(self, groups: tuple[int, ...], width: int) -> Logits:
+        o, count = self.options, sum(groups)
+        if o.coefficients == "concatenated":
+            return Logits(count, groups, count, o.streams * width, dynamic=o.dynamic)
+        return Logits(count, groups, count // o.streams, width, dynamic=o.dynamic)
+
+    def all_logits(self, state: Float[Tensor, "b t n d"]) -> dict[str, Tensor]:
+        """Name of each family -> its logits at every token [b t count], from one pass over the streams."""
+        o, families = self.options, cast("dict[str, Logits]", dict(self.logits.items()))
+        projected = project(state, list(families.values()), o.coefficients, o.coefficient_eps, tanh=o.tanh)
+        return {name: family(part, state.shape[:2]) for (name, family), part in zip(families.items(), projected, strict=True)}
+
+    def coefficients(self, state: Float[Tensor, "b t n d"], logits: dict[str, Tensor]) -> Coefficients:
+        """Read, write and mixing weights at every token."""
+        o, wanted = self.options, (*state.shape[:2], self.options.streams)
+        read = wide(state).new_full((), 1 / o.streams).expand(wanted)
+        if o.read != "mean":
+            read = torch.sigmoid(logits["read"]) + o.read_eps if o.read == "sigmoid" else logits["read"]
+        write = wide(state).new_ones(()).expand(wanted)
+        if o.write != "ones":
+            write = 2 * torch.sigmoid(logits["write"]) if o.write == "double_sigmoid" else logits["write"]
+        return Coefficients(read, write, self._mix(state, logits.get("mix")))
+
+    def _mix(self, state: Tensor, logits: Tensor | None) -> Tensor:
+        n, shape = self.options.streams, state.shape[:2]
+        if self._forced is not None:
+            return wide(self._forced.to(state.device)).expand(*shape, n, n)
+        if logits is None:
+            return self.mixer(wide(state).new_empty(*shape, 0))
+        if not self.options.dynamic:  # one matrix for all tokens, made once
+            return self.mixer(wide(cast("Logits", self.logits["mix"]).bias)).expand(*shape, n, n)
+        return self.mixer(logits)
+
+    def gather(self, state: Float[Tensor, "b t n d"], weights: Float[Tensor, "b t n"]) -> Float[Tensor, "b t d"]:
+        """The weighted sum of the streams that the sublayer reads, normalised."""
+        with full_precision(state):
+            x = (wide(weights).unsqueeze(-2) @ wide(state)).squeeze(-2).to(state.dtype)
+        return self.input_norm(x)
+
+    def read(self, state, tokens=None):
+        found = self.coefficients(state, self.all_logits(state))
+        return self.gather(state, found.read), found
+
+    def write(self, state, update, context):
+        update = self.update_norm(update)
+        with full_precision(state):
+            mixed = wide(context.mix) @ wide(state)
+            return torch.addcmul(mixed, wide(context.write).unsqueeze(-1), wide(update).unsqueeze(-2)).to(state.dtype)
+
+    def gates(self, state, context, update=None):
+        return {"read": context.read, "write": context.write}
+
+    @property
+    def mixes(self):
+        return self.options.streams > 1
+
+    def mixing(self, state, context):
+        if not self.mixes:
+            return None
+        return Mixing(context.read, context.write, context.mix, self.all_logits(state).get("mix"))
+
+    def force_mix(self, mix):
+        self._forced = mix
+
+    def reset_parameters(self):
+        super().reset_parameters()
+        self.mixer.reset_parameters()
+        starts = self.starts()
+        for name, family in self.logits.items():
+            cast("Logits", family).start(starts[name], self.options.alpha_start, self.options.projection_std)
+
+
+class ManyStreams(Stream):
+    """Streams side by side; state [b t n d]. Made once from n copies of the embedding, made one once at the end."""
+
+    Options = ManyStreamsOptions
+    SiteModule = ManyStreamsSite
+    options: ManyStreamsOptions
+
+    def __init__(self, width, sites, options):
+        super().__init__(width, sites, options)
+        n = options.streams
+        self.head = Logits(n, (n,), n, n * width, dynamic=True) if options.contraction == "head" else None
+
+    def enter(self, embedding, tokens=None):
+        return embedding.unsqueeze(2).expand(-1, -1, self.options.streams, -1)
+
+    def contract(self, state: Float[Tensor, "b t n d"]) -> Float[Tensor, "b t d"]:
+        """The streams made one, before the final norm."""
+        x = wide(state)
+        if self.head is None:
+            return (x.mean(2) if self.options.contraction == "mean" else x.sum(2)).to(state.dtype)
+        with full_precision(x):
+            logits = self.head(*project(state, [self.head], "concatenated", self.options.coefficient_eps, tanh=False), ())
+            weights = torch.sigmoid(logits) + self.options.read_eps
+            return (weights.unsqueeze(-2) @ x).squeeze(-2).to(state.dtype)
+
+    def leave(self, state, tokens=None):
+        return self.final_norm(self.contract(state))
+
+    def observe(self, state):
+        return state
+
+    def reset_parameters(self):
+        super().reset_parameters()
+        if self.head is not None:
+            self.head.start(torch.zeros(self.options.streams), self.options.alpha_start, self.options.projection_std)
+
+    def requirements(self, site):
+        return Requirements(output_gain=site.total**-0.5)
+
+    def _own_sites(self) -> list[ManyStreamsSite]:
+        return cast("list[ManyStreamsSite]", list(self.sites))
+
+    def group_hints(self):
+        names = [name for name, _ in self.named_parameters()]
+        hint = GroupHint(weight_decay=self.options.static_decay)
+        patterns = ("sites.*.bias", "sites.*.alpha", "sites.*.mixer.*", "head.bias", "head.alpha")
+        return {pattern: hint for pattern in patterns if _matches(pattern, names)}
+
+    def frozen(self):
+        site, n = self._own_sites()[0], self.options.streams
+        claims = site.mixer.claims
+        parts = [part for part in ("logits.mix.*", "mixer.*") if _matches(f"sites.0.{part}", dict(self.named_parameters()))]
+        found: dict[str, str] = {}
+        if n == 1 and claims.rows == "exact":
+            found |= {f"sites.*.{part}": "one stream: its mixing matrix is 1 whatever the logits are" for part in parts}
+        elif claims.rows == "exact":
+            why = "at the first site the streams are copies of the embedding, which no matrix with rows that sum to one changes"
+            found |= {f"sites.0.{part}": why for part in parts}
+        if n > 1 and claims.columns == "exact" and self.options.contraction != "head":
+            why = "after the last site the streams are added up, and no matrix with columns that sum to one changes their sum"
+            found |= {f"sites.{len(self.sites) - 1}.{part}": why for part in parts}
+        return found
+
+    def equals_at_start(self):
+        o, site = self.options, self._own_sites()[0]
+        static = not o.dynamic or o.projection_std == 0
+        with torch.no_grad():
+            mix = site.mixer.double()(site.mixer.start().double())
+        site.mixer.to(next((p.dtype for p in self.parameters()), torch.get_default_dtype()))
+        if not static or not torch.allclose(mix.sum(-1), torch.ones_like(mix[0]), rtol=0, atol=1e-9):
+            return None
+        unit_read = o.read != "sigmoid"  # else the sum is a multiple of the stream, which only a norm removes
+        unit_end = o.contraction == "mean"
+        if (not unit_read and not o.input_norm) or (not unit_end and not o.final_norm):
+            return None
+        # the eps of a norm is the one thing that sees the multiple
+        return Equivalence("additive", o.slots(), 1e-9 if unit_read and unit_end else 1e-5)
+
+    @torch.no_grad()
+    def start_as_additive(self):
+        """Reads that sum to one, so that no eps of a norm sees a factor; the share of the streams that are not at home stays as declared."""
+        o, n = self.options, self.options.streams
+        unit_end = o.contraction == "mean" or (o.contraction == "head" and 0 < 1 / n - o.read_eps < 1)
+        home = unit_read(n, o.home_logit, o.read_eps)
+        if self.equals_at_start() is None or not unit_end or (o.read == "sigmoid" and home is None):
+            return None
+        for site in self._own_sites() if o.read == "sigmoid" else ():
+            assert home is not None
+            own, other = home
+            bias = cast("Logits", site.logits["read"]).bias
+            bias.fill_(logit(other))
+            bias[site.home] = logit(own)
+        if self.head is not None:
+            self.head.bias.fill_(logit(1 / n - o.read_eps))
+        return (1.0,) * len(self.layout)
+
+    def reference(self, embedding, sublayers, tokens=None):
+        n = self.options.streams
+        state = [embedding for _ in range(n)]
+        for site, sublayer in zip(self._own_sites(), sublayers, strict=True):
+            logits = everywhere(lambda i, t, s=site, x=state: reference_logits(s, [row[i, t] for row in x]), embedding)
+            maps = everywhere(lambda i, t, s=site, z=logits: reference_maps(s, z[i][t]), embedding)
+            x = rows_of(lambda i, t, m=maps, x=state: sum(r * row[i, t] for r, row in zip(m[i][t][0], x, strict=True)), embedding)
+            update = sublayer(each_token(lambda row, s=site: reference_norm(s.input_norm, row), x))
+            update = each_token(lambda row, s=site: reference_norm(s.update_norm, row), update)
+            mixed = [
+                rows_of(lambda i, t, to=to, m=maps, x=state: sum(m[i][t][2][to][j] * x[j][i, t] for j in range(n)), embedding)
+                for to in range(n)
+            ]
+            state = [
+                rows_of(
+                    lambda i, t, to=to, s=site, m=maps, z=logits, x=mixed, u=update: self.reference_write(
+                        s, z[i][t], m[i][t][1], x[to][i, t], u[i, t], to
+                    ),
+                    embedding,
+                )
+                for to in range(n)
+            ]
+        end = rows_of(lambda i, t: _reference_contraction(self, [row[i, t] for row in state]), embedding)
+        return each_token(lambda row: reference_norm(self.final_norm, row), end)
+
+    def reference_write(
+        self, site: Any, logits: dict[str, list[Tensor]], write: Any, mixed: Tensor, update: Tensor, to: int
+    ) -> Tensor:
+        """Stream ``to`` of one token after the write, from what mixing made of it [d] and the update [d]; for the reference."""
+        return mixed + write[to] * update
+
+
+def unit_read(streams: int, home_logit: float, eps: float) -> tuple[float, float] | None:
+    """Sigmoids of the home stream and of every other one that sum to one over all streams, with ``eps`` added to each.
+
+    The others keep sigmoid(-home_logit) where they come to half of the sum at most, and share that half otherwise. None where there is no
+    such pair: one stream alone would need a sigmoid of 1.
+    """
+    other = min(1 / (1 + math.exp(home_logit)), 0.5 / max(streams - 1, 1))
+    own = 1 - (streams - 1) * other - streams * eps
+    return (own, other) if 0 < own < 1 else None
+
+
+def logit(share: float) -> float:
+    """What the sigmoid makes ``share`` of."""
+    return math.log(share / (1 - share))
+
+
+def _matches(pattern: str, names: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names)
+
+
+def everywhere(function: Callable[[int, int], Any], like: Tensor) -> list[list[Any]]:
+    """``function(batch entry, token)`` at every token; for the references."""
+    return [[function(i, t) for t in range(like.shape[1])] for i in range(like.shape[0])]
+
+
+def rows_of(function: Callable[[int, int], Any], like: Tensor) -> Tensor:
+    """The same, where the function gives rows [d]: [b t d]."""
+    return torch.stack([torch.stack(row) for row in everywhere(function, like)])
+
+
+def sigmoid(z: Any) -> Any:
+    """From its definition; for the references."""
+    return 1 / (1 + torch.exp(-z))
+
+
+def reference_logits(site: ManyStreamsSite, rows: list[Tensor]) -> dict[str, list[Tensor]]:
+    """The logits of every family at one token, from its n streams [d]; for the reference."""
+    o, n = site.options, len(rows)
+    flat = torch.cat(rows)
+
+    def normed(x: Tensor) -> Tensor:
+        return x / torch.sqrt((x * x).sum() / len(x) + o.coefficient_eps)
+
+    def logit(family: Logits, k: int) -> Tensor:
+        if family.projection is None or family.alpha is None:
+            return family.bias[k]
+        alpha = [family.alpha[g] for g, size in enumerate(family.groups) for _ in range(size)][k]
+        if o.coefficients == "concatenated":
+            product = (family.projection[k] * normed(flat)).sum()
+        else:  # the logit [to, from]: row ``to`` of the projection, stream ``from``
+            product = (family.projection[k // n] * normed(rows[k % n])).sum()
+        return alpha * (torch.tanh(product) if o.tanh else product) + family.bias[k]
+
+    families = cast("dict[str, Logits]", dict(site.logits.items()))
+    return {name: [logit(family, k) for k in range(family.count)] for name, family in families.items()}
+
+
+def reference_maps(site: ManyStreamsSite, logits: dict[str, list[Tensor]]) -> tuple[list[Any], list[Any], Tensor]:
+    """read [n], write [n] and mix [n n] of one token; for the reference."""
+    o, n = site.options, site.options.streams
+    read: list[Any] = [1 / n] * n
+    if o.read != "mean":
+        read = [sigmoid(z) + o.read_eps if o.read == "sigmoid" else z for z in logits["read"]]
+    write: list[Any] = [1.0] * n
+    if o.write != "ones":
+        write = [2 * sigmoid(z) if o.write == "double_sigmoid" else z for z in logits.get("write", [])]
+    like = next(iter(site.parameters()), torch.zeros(()))
+    mix = torch.stack(logits["mix"]) if "mix" in logits else torch.zeros(0, dtype=like.dtype)
+    return read, write, site.mixer.reference(mix)
+
+
+def _reference_contraction(stream: ManyStreams, rows: list[Tensor]) -> Any:
+    n, head, o = len(rows), stream.head, stream.options
+    if head is None:
+        return sum(rows) / n if o.contraction == "mean" else sum(rows)
+    flat = torch.cat(rows)
+    flat = flat / torch.sqrt((flat * flat).sum() / len(flat) + o.coefficient_eps)
+    assert head.projection is not None and head.alpha is not None
+    logits = [head.alpha[0] * (head.projection[k] * flat).sum() + head.bias[k] for k in range(n)]
+    return sum((sigmoid(z) + o.read_eps) * row for z, row in zip(logits, rows, strict=True))
