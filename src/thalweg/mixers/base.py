@@ -26,7 +26,7 @@ class Claims:
     equivariant: renaming the streams of the target renames the logits, by :meth:`Mixer.permute`.
     identity: the matrix at :meth:`Mixer.start` is the identity to within 0.05 in every entry.
     moves: at the start no logit has a zero derivative (go-mHC at exactly zero has none but zeros).
-    reaches: what a free choice of logits comes close to, the target of the battery's descent.
+    reaches: what a free choice of logits comes close to, the target of the battery's descent; ``positive``: any entries in (0, 2).
     """
 
     rows: Marginal = "none"

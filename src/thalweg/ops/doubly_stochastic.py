@@ -24,7 +24,8 @@ def sinkhorn(
     released code keeps ``comb[from, to]`` and ends with the columns; transposed it is the same function.
     eps: the released code adds 1e-6 to the first softmax and to every sum; 0 (the paper) has none. Then the work is in the log domain:
     finite, with finite gradients, for logits of any finite size.
-    Shapes: [... to from] -> [... to from], float32 or wider. The gradient is that of the iterations, not of their limit.
+    Shapes: [... to from] -> [... to from], float32 or wider. The gradient is that of the iterations, not of their limit. Forward over
+    forward differentiation is not supported by torch for such a function and gives zero; every other pair is.
     Raises: ShapeError, InputError.
     Source: mHC (arXiv 2512.24880) Eq. 9; eps: DeepSeek TileKernels.
     """
