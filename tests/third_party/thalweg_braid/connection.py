@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from thalweg.connections import ConnectionOptions, Equivalence, Facts, Stream, StreamSite
+from thalweg.connections import ConnectionOptions, Equivalence, Facts, Mixing, Stream, StreamSite
 from thalweg.connections.base import each_token, reference_norm
 from thalweg.ops.precision import full_precision, wide
 
@@ -44,6 +44,11 @@ class BraidSite(StreamSite):
         start[2 * self.n :] = 3 * torch.eye(self.n).flatten()
         with torch.no_grad():
             self.bias.copy_(start)
+
+    mixes = True
+
+    def mixing(self, state, context):
+        return Mixing(context.pre, context.post, context.mix)
 
     def force_mix(self, mix):
         self.forced = mix
