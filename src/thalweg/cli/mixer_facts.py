@@ -28,7 +28,8 @@ def mixer(name: str, streams: int, options: dict[str, Any]) -> dict[str, Any]:
         "verified": list(facts.verified),
         "options": config.to_plain(module.options),
         "options explained": [
-            {**config.to_plain(field), "given": options.get(field.name)} for field in config.describe(type(module.options))
+            {**config.to_plain(field), "given": options.get(field.name)}
+            for field in config.describe(type(module.options))
         ],
         f"measured at {streams} streams": _measured(module),
         "bibtex": facts.bibtex,

@@ -37,7 +37,9 @@ MOST = {
 def configure(parser) -> None:
     from thalweg.training.config import TrainConfig
 
-    parser.add_argument("config", nargs="?", metavar="CONFIG.toml", help="file with any of the values below, or preset:NAME")
+    parser.add_argument(
+        "config", nargs="?", metavar="CONFIG.toml", help="file with any of the values below, or preset:NAME"
+    )
     parser.add_argument("-o", "--output", metavar="RUN", help="folder of the run (runs/CONNECTION-dDEPTH-sSEED)")
     parser.add_argument(
         "--resume",

@@ -7,7 +7,7 @@ Hyper-connections and mHC are two settings of the same options; each stands in i
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Literal, cast
@@ -18,6 +18,13 @@ from torch import Tensor, nn
 
 from thalweg import mixers
 from thalweg.connections._stream_coefficients import Coefficients, Logits, Source, project
+from thalweg.connections._stream_references import (
+    everywhere,
+    reference_contraction,
+    reference_logits,
+    reference_maps,
+    rows_of,
+)
 from thalweg.connections.base import (
     ConnectionOptions,
     Equivalence,
@@ -104,7 +111,11 @@ class ManyStreamsSite(StreamSite):
     def families(self) -> dict[str, tuple[int, ...]]:
         """Name of each family of logits that this site has -> sizes of its groups, which have one scale each."""
         o, n = self.options, (self.options.streams,)
-        sizes = {"read": n if o.read != "mean" else (), "write": n if o.write != "ones" else (), "mix": self.mixer.scaled}
+        sizes = {
+            "read": n if o.read != "mean" else (),
+            "write": n if o.write != "ones" else (),
+            "mix": self.mixer.scaled,
+        }
         return {name: groups for name, groups in sizes.items() if groups}
 
     def starts(self) -> dict[str, Tensor]:
@@ -127,7 +138,10 @@ class ManyStreamsSite(StreamSite):
         """Name of each family -> its logits at every token [b t count], from one pass over the streams."""
         o, families = self.options, cast("dict[str, Logits]", dict(self.logits.items()))
         projected = project(state, list(families.values()), o.coefficients, o.coefficient_eps, tanh=o.tanh)
-        return {name: family(part, state.shape[:2]) for (name, family), part in zip(families.items(), projected, strict=True)}
+        return {
+            name: family(part, state.shape[:2])
+            for (name, family), part in zip(families.items(), projected, strict=True)
+        }
 
     def coefficients(self, state: Float[Tensor, "b t n d"], logits: dict[str, Tensor]) -> Coefficients:
         """Read, write and mixing weights at every token."""
@@ -196,7 +210,7 @@ class ManyStreams(Stream):
     SiteModule = ManyStreamsSite
     options: ManyStreamsOptions
 
-    def __init__(self, width, sites, options):
+    def __init__(self, width: int, sites: Sequence[Site], options: ManyStreamsOptions):
         super().__init__(width, sites, options)
         n = options.streams
         self.head = Logits(n, (n,), n, n * width, dynamic=True) if options.contraction == "head" else None
@@ -210,7 +224,9 @@ class ManyStreams(Stream):
         if self.head is None:
             return (x.mean(2) if self.options.contraction == "mean" else x.sum(2)).to(state.dtype)
         with full_precision(x):
-            logits = self.head(*project(state, [self.head], "concatenated", self.options.coefficient_eps, tanh=False), ())
+            logits = self.head(
+                *project(state, [self.head], "concatenated", self.options.coefficient_eps, tanh=False), ()
+            )
             weights = torch.sigmoid(logits) + self.options.read_eps
             return (weights.unsqueeze(-2) @ x).squeeze(-2).to(state.dtype)
 
@@ -240,7 +256,9 @@ class ManyStreams(Stream):
     def frozen(self):
         site, n = self._own_sites()[0], self.options.streams
         claims = site.mixer.claims
-        parts = [part for part in ("logits.mix.*", "mixer.*") if _matches(f"sites.0.{part}", dict(self.named_parameters()))]
+        parts = [
+            part for part in ("logits.mix.*", "mixer.*") if _matches(f"sites.0.{part}", dict(self.named_parameters()))
+        ]
         found: dict[str, str] = {}
         if n == 1 and claims.rows == "exact":
             found |= {f"sites.*.{part}": "one stream: its mixing matrix is 1 whatever the logits are" for part in parts}
@@ -291,11 +309,17 @@ class ManyStreams(Stream):
         for site, sublayer in zip(self._own_sites(), sublayers, strict=True):
             logits = everywhere(lambda i, t, s=site, x=state: reference_logits(s, [row[i, t] for row in x]), embedding)
             maps = everywhere(lambda i, t, s=site, z=logits: reference_maps(s, z[i][t]), embedding)
-            x = rows_of(lambda i, t, m=maps, x=state: sum(r * row[i, t] for r, row in zip(m[i][t][0], x, strict=True)), embedding)
+            x = rows_of(
+                lambda i, t, m=maps, x=state: sum(r * row[i, t] for r, row in zip(m[i][t][0], x, strict=True)),
+                embedding,
+            )
             update = sublayer(each_token(lambda row, s=site: reference_norm(s.input_norm, row), x))
             update = each_token(lambda row, s=site: reference_norm(s.update_norm, row), update)
             mixed = [
-                rows_of(lambda i, t, to=to, m=maps, x=state: sum(m[i][t][2][to][j] * x[j][i, t] for j in range(n)), embedding)
+                rows_of(
+                    lambda i, t, to=to, m=maps, x=state: sum(m[i][t][2][to][j] * x[j][i, t] for j in range(n)),
+                    embedding,
+                )
                 for to in range(n)
             ]
             state = [
@@ -307,7 +331,7 @@ class ManyStreams(Stream):
                 )
                 for to in range(n)
             ]
-        end = rows_of(lambda i, t: _reference_contraction(self, [row[i, t] for row in state]), embedding)
+        end = rows_of(lambda i, t: reference_contraction(self, [row[i, t] for row in state]), embedding)
         return each_token(lambda row: reference_norm(self.final_norm, row), end)
 
     def reference_write(
@@ -335,65 +359,3 @@ def logit(share: float) -> float:
 
 def _matches(pattern: str, names: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for name in names)
-
-
-def everywhere(function: Callable[[int, int], Any], like: Tensor) -> list[list[Any]]:
-    """``function(batch entry, token)`` at every token; for the references."""
-    return [[function(i, t) for t in range(like.shape[1])] for i in range(like.shape[0])]
-
-
-def rows_of(function: Callable[[int, int], Any], like: Tensor) -> Tensor:
-    """The same, where the function gives rows [d]: [b t d]."""
-    return torch.stack([torch.stack(row) for row in everywhere(function, like)])
-
-
-def sigmoid(z: Any) -> Any:
-    """From its definition; for the references."""
-    return 1 / (1 + torch.exp(-z))
-
-
-def reference_logits(site: ManyStreamsSite, rows: list[Tensor]) -> dict[str, list[Tensor]]:
-    """The logits of every family at one token, from its n streams [d]; for the reference."""
-    o, n = site.options, len(rows)
-    flat = torch.cat(rows)
-
-    def normed(x: Tensor) -> Tensor:
-        return x / torch.sqrt((x * x).sum() / len(x) + o.coefficient_eps)
-
-    def logit(family: Logits, k: int) -> Tensor:
-        if family.projection is None or family.alpha is None:
-            return family.bias[k]
-        alpha = [family.alpha[g] for g, size in enumerate(family.groups) for _ in range(size)][k]
-        if o.coefficients == "concatenated":
-            product = (family.projection[k] * normed(flat)).sum()
-        else:  # the logit [to, from]: row ``to`` of the projection, stream ``from``
-            product = (family.projection[k // n] * normed(rows[k % n])).sum()
-        return alpha * (torch.tanh(product) if o.tanh else product) + family.bias[k]
-
-    families = cast("dict[str, Logits]", dict(site.logits.items()))
-    return {name: [logit(family, k) for k in range(family.count)] for name, family in families.items()}
-
-
-def reference_maps(site: ManyStreamsSite, logits: dict[str, list[Tensor]]) -> tuple[list[Any], list[Any], Tensor]:
-    """read [n], write [n] and mix [n n] of one token; for the reference."""
-    o, n = site.options, site.options.streams
-    read: list[Any] = [1 / n] * n
-    if o.read != "mean":
-        read = [sigmoid(z) + o.read_eps if o.read == "sigmoid" else z for z in logits["read"]]
-    write: list[Any] = [1.0] * n
-    if o.write != "ones":
-        write = [2 * sigmoid(z) if o.write == "double_sigmoid" else z for z in logits.get("write", [])]
-    like = next(iter(site.parameters()), torch.zeros(()))
-    mix = torch.stack(logits["mix"]) if "mix" in logits else torch.zeros(0, dtype=like.dtype)
-    return read, write, site.mixer.reference(mix)
-
-
-def _reference_contraction(stream: ManyStreams, rows: list[Tensor]) -> Any:
-    n, head, o = len(rows), stream.head, stream.options
-    if head is None:
-        return sum(rows) / n if o.contraction == "mean" else sum(rows)
-    flat = torch.cat(rows)
-    flat = flat / torch.sqrt((flat * flat).sum() / len(flat) + o.coefficient_eps)
-    assert head.projection is not None and head.alpha is not None
-    logits = [head.alpha[0] * (head.projection[k] * flat).sum() + head.bias[k] for k in range(n)]
-    return sum((sigmoid(z) + o.read_eps) * row for z, row in zip(logits, rows, strict=True))

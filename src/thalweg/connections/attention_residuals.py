@@ -1,5 +1,6 @@
 """Attention residuals: a sublayer reads a softmax-weighted sum of the embedding and of all earlier updates."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -68,7 +69,9 @@ class AttentionResidualsSite(StreamSite):
     def __init__(self, width: int, site: Site, options: AttentionResidualsOptions):
         super().__init__(width, site, options)
         self.slot = 1 + site.index // options.block_size
-        self.filled = self.slot + (site.index % options.block_size > 0)  # the running block is a source once it holds something
+        self.filled = self.slot + (
+            site.index % options.block_size > 0
+        )  # the running block is a source once it holds something
         self.attention = DepthAttention(width, options)
 
     def read(self, state, tokens=None):
@@ -107,7 +110,7 @@ class AttentionResiduals(Stream):
     SiteModule = AttentionResidualsSite
     options: AttentionResidualsOptions
     facts = Facts(
-        source="Kimi Team 2026, Attention Residuals, arXiv 2603.15031; reconstructed from its public description (the paper's text was not read)",
+        source="Kimi Team 2026, Attention Residuals, arXiv 2603.15031; reconstructed from its public description (the text was not read)",
         equation="v_0 = embedding;  h_l = sum_{i<l} a_{i,l} v_i;  a_{.,l} = softmax_i(q_l . rmsnorm(v_i));  v_l = F_l(norm(h_l))\n"
         "blocks: v_l are added up within a block; a sublayer attends over finished blocks and the running sum",
         words="Nothing is added to a running stream: the embedding and every update [b t d] are kept. A sublayer, and the end of the network, "
@@ -125,7 +128,7 @@ class AttentionResiduals(Stream):
         bibtex="@article{kimi2026attention, title={Attention Residuals}, author={{Kimi Team}}, journal={arXiv:2603.15031}, year={2026}}",
     )
 
-    def __init__(self, width, sites, options):
+    def __init__(self, width: int, sites: Sequence[Site], options: AttentionResidualsOptions):
         super().__init__(width, sites, options)
         self.sources = 1 + -(-len(self.layout) // options.block_size)
         self.readout = DepthAttention(width, options)

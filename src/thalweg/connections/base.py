@@ -366,7 +366,12 @@ class Stream(nn.Module):
         update; None where no start of these options does that, and nothing is moved then.
         """
         found = self.equals_at_start()
-        if found is None or found.name != "additive" or dict(found.options) != self.options.slots() or found.tolerance > 1e-9:
+        if (
+            found is None
+            or found.name != "additive"
+            or dict(found.options) != self.options.slots()
+            or found.tolerance > 1e-9
+        ):
             return None
         return (1.0,) * len(self.layout)
 

@@ -51,7 +51,9 @@ class DenseFormerSite(StreamSite):
         ends = site.index % site.sublayers_per_layer == site.sublayers_per_layer - 1
         self.slot = done + 1 if ends else None
         averages = ends and done % options.period == 0
-        self.slots = tuple(range(done % options.dilation + 1, done + 2, options.dilation)) if averages else ()
+        self.slots: tuple[int, ...] = (
+            tuple(range(done % options.dilation + 1, done + 2, options.dilation)) if averages else ()
+        )
         self.weight = nn.Parameter(torch.zeros(len(self.slots))) if averages else None
 
     def read(self, state, tokens=None):
@@ -96,7 +98,8 @@ class DenseFormer(Stream):
     options: DenseFormerOptions
     facts = Facts(
         source="Pagliardini, Mohtashami, Fleuret, Jaggi 2024, DenseFormer, arXiv 2402.02622",
-        equation="X_i = B_i(Y_{i-1}) with B_i a pre-norm layer;  Y_i = sum_{j <= i} a_{i,j} X_j;  Y_0 = X_0 (embedding)\na_{i,i} starts at 1, the rest at 0",
+        equation="X_i = B_i(Y_{i-1}) with B_i a pre-norm layer;  Y_i = sum_{j <= i} a_{i,j} X_j;  Y_0 = X_0 (embedding)\n"
+        "a_{i,i} starts at 1, the rest at 0",
         words="A layer [b t d] works as in the pre-norm network; then the stream is replaced by a weighted sum of the embedding and of what "
         "came out of all layers so far. The weights are learned scalars, the same for every token.",
         constraint="none",
@@ -121,7 +124,11 @@ class DenseFormer(Stream):
         return state[0].unsqueeze(2)
 
     def group_hints(self):
-        return {"sites.*.weight": GroupHint(weight_decay=0.0)} if any(s.weight is not None for s in self._own_sites()) else {}
+        return (
+            {"sites.*.weight": GroupHint(weight_decay=0.0)}
+            if any(s.weight is not None for s in self._own_sites())
+            else {}
+        )
 
     def equals_at_start(self):
         return Equivalence("additive", self.options.slots())
@@ -144,4 +151,3 @@ class DenseFormer(Stream):
                 assert site.weight is not None
                 x = sum((site.weight[k] * states[j] for k, j in enumerate(chosen)), torch.zeros_like(x))
         return each_token(lambda row: reference_norm(self.final_norm, row), x)
-

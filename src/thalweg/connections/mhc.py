@@ -47,7 +47,9 @@ class MHC(ManyStreams):
             "contraction: mean (the paper does not say; sum differs by a factor that the final norm removes)",
             "no weight decay on biases and scales",
         ),
-        deviations=("initial values of every mixer follow one contract: read the home stream, write 1, mix near the identity",),
+        deviations=(
+            "initial values of every mixer follow one contract: read the home stream, write 1, mix near the identity",
+        ),
         verified=(
             "loop-written reference in float64, outputs and all gradients",
             "transformers: DeepSeek-V4, modules and a whole model; DeepSeek's TileKernels reference; outputs and gradients in float64",

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from thalweg.connections import register
-from thalweg.connections._many_streams import ManyStreams, ManyStreamsOptions, ManyStreamsSite, sigmoid
+from thalweg.connections._many_streams import ManyStreams, ManyStreamsOptions, ManyStreamsSite
+from thalweg.connections._stream_references import sigmoid
 from thalweg.connections.base import Facts
 from thalweg.errors import InputError
 from thalweg.ops.precision import full_precision, wide
@@ -132,7 +133,10 @@ class MHCDelta(ManyStreams):
     @classmethod
     def variants(cls):
         few = {"mixer_options": {"iterations": 2}}
-        return [{"value": "learned", "streams": 3, "input_norm": False, **few}, {"mixer": "identity", "dynamic": False, "streams": 2}]
+        return [
+            {"value": "learned", "streams": 3, "input_norm": False, **few},
+            {"mixer": "identity", "dynamic": False, "streams": 2},
+        ]
 
     def reference_write(self, site, logits, write, mixed, update, to):
         length = torch.sqrt((update * update).sum() + self.options.direction_eps**2)

@@ -6,7 +6,11 @@ from thalweg.mixers import register
 from thalweg.mixers.base import Claims, ConstantMixer, MixerFacts
 
 
-@register("identity", summary="no mixing: each stream is carried over as it is", source="mHC (arXiv 2512.24880), A.4: Identity HC")
+@register(
+    "identity",
+    summary="no mixing: each stream is carried over as it is",
+    source="mHC (arXiv 2512.24880), A.4: Identity HC",
+)
 class Identity(ConstantMixer):
     """The identity matrix at every token.
 
@@ -21,7 +25,10 @@ class Identity(ConstantMixer):
         cost="no logits, no arithmetic",
         start="the identity; nothing is learned",
     )
-    claims = Claims("exact", "exact", nonnegative=True, spectral=True, orthogonal=True, equivariant=True, moves=False)
+
+    @property
+    def claims(self):
+        return Claims("exact", "exact", nonnegative=True, spectral=True, orthogonal=True, equivariant=True, moves=False)
 
     def matrix(self):
         return torch.eye(self.streams, dtype=torch.float64)

@@ -38,6 +38,7 @@ class Permutation(Mixer):
         bibtex="@article{yang2026mhclite, title={mHC-lite: You Don't Need 20 Sinkhorn-Knopp Iterations}, author={Yang, Yongyi and Gao, "
         "Jianyang}, journal={arXiv:2601.05732}, year={2026}}",
     )
+
     @classmethod
     def supports(cls, streams, options):
         return None if streams <= MOST else refusal(streams)

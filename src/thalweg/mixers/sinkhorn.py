@@ -8,8 +8,8 @@ import torch
 from thalweg.errors import InputError
 from thalweg.mixers import register
 from thalweg.mixers.base import Claims, MixerFacts, MixerOptions, SquareMixer
-from thalweg.ops.precision import wide
 from thalweg.ops.doubly_stochastic import sinkhorn
+from thalweg.ops.precision import wide
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,10 @@ class Unconstrained(SquareMixer):
         bibtex="@inproceedings{zhu2025hyper, title={Hyper-Connections}, author={Zhu, Defa and Huang, Hongzhi and Huang, Zihao and "
         "Zeng, Yutao and Mao, Yunyao and Wu, Banggu and Min, Qiyang and Zhou, Xun}, booktitle={ICLR}, year={2025}}",
     )
-    claims = Claims(equivariant=True, reaches="any")
+
+    @property
+    def claims(self):
+        return Claims(equivariant=True, reaches="any")
 
     def start(self):
         return torch.eye(self.streams).flatten()

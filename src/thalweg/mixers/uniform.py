@@ -6,7 +6,11 @@ from thalweg.mixers import register
 from thalweg.mixers.base import Claims, ConstantMixer, MixerFacts
 
 
-@register("uniform", summary="every stream becomes the mean of all streams", source="control; mHC (arXiv 2512.24880) ablation of the start")
+@register(
+    "uniform",
+    summary="every stream becomes the mean of all streams",
+    source="control; mHC (arXiv 2512.24880) ablation of the start",
+)
 class Uniform(ConstantMixer):
     """The matrix with all entries 1/n: what streams hold beyond their mean is lost at every site.
 

@@ -125,11 +125,13 @@ class _Sinkhorn(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _backward(*ctx.saved_tensors, gradients[0], ctx.iterations), None
+        (z,) = ctx.saved_tensors
+        return _backward(z, gradients[0], ctx.iterations), None
 
     @staticmethod
     def jvp(ctx: Any, direction: Tensor, _: None) -> Tensor:
-        return _push(*ctx.saved_tensors, direction, ctx.iterations)
+        (z,) = ctx.saved_tensors
+        return _push(z, direction, ctx.iterations)
 
 
 @torch.library.custom_op("thalweg::sinkhorn", mutates_args=())
@@ -158,7 +160,8 @@ def _keep(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
 
 
 def _pull(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-    return _operator_backward(*ctx.saved_tensors, gradient, ctx.iterations), None
+    (z,) = ctx.saved_tensors
+    return _operator_backward(z, gradient, ctx.iterations), None
 
 
 _operator.register_autograd(_pull, setup_context=_keep)

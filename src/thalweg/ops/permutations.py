@@ -9,7 +9,6 @@ from torch import Tensor
 
 from thalweg.ops.precision import full_precision
 
-
 MOST = 5  # streams, or streams of a factor; the number of matrices grows as n!
 
 

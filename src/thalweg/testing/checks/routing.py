@@ -9,8 +9,8 @@ from thalweg.testing.subjects import Subject, embedding_for, random_state
 def routing(subject: Subject) -> None:
     """A directed cycle as ``mix[to, from]`` carries stream ``from`` to stream ``to``, when the sublayer writes nothing.
 
-    For connections of more than one stream whose sites say ``mixes`` and offer ``force_mix(mix [to from] | None)``: use this matrix at every token (None: the
-    learned one again).
+    For connections of more than one stream whose sites say ``mixes``: ``force_mix(mix [to from])`` uses this matrix at every token, None
+    the learned one again; ``mixing`` shows the matrix in use.
     """
     stream = subject.random()
     embedding = embedding_for(stream)

@@ -82,7 +82,9 @@ def in_place_write(stream: Stream) -> Stream:
         after = inner(state, update, context)
         with torch.no_grad():
             for leaf in tensors_of(state):
-                if 0 not in leaf.stride():  # what enters may be one tensor seen several times, which cannot be written to
+                if (
+                    0 not in leaf.stride()
+                ):  # what enters may be one tensor seen several times, which cannot be written to
                     leaf.detach().add_(1)
         return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, after)
 
