@@ -13,7 +13,7 @@ class ExitCode(IntEnum):
     INPUT = 2  # usage, input or environment (disk full, missing file)
     INCONCLUSIVE = 3
     VOID = 4
-    CAPTURE = 5  # the proof of capture failed
+    CAPTURE = 5  # a proof failed: of a capture, or of a conversion
     INTERNAL = 70  # a bug of ours
     INTERRUPTED = 130
 
@@ -58,6 +58,12 @@ class CheckpointError(ThalwegError):
 
 class CaptureError(ThalwegError):
     """What was captured is not the residual stream."""
+
+    exit_code = ExitCode.CAPTURE
+
+
+class ProofError(ThalwegError):
+    """A model was changed and is not the function that it was."""
 
     exit_code = ExitCode.CAPTURE
 

@@ -41,12 +41,20 @@ class Ragged(Task):
 
 BASE = {"connection": "mgt", "depth": 2, "width": 16, "heads": 2, "sequence_length": 10, "batch_size": 8, "steps": 6}
 BASE |= {"lr": 1e-2, "eval_every": 3, "save_every": 2, "eval_batches": 5, "threads": 1, "geometry": False}
+EXPERTS = {"experts": 4, "dense_layers": 1}
 CASES = {
     "ddp": {},
     "ddp_accumulated": {"accumulation": 2},
     "fsdp": {"parallel": "fsdp"},
     "fsdp_muon": {"parallel": "fsdp", "accumulation": 2, "optimizer": "muon"},
     "fsdp_bfloat16": {"parallel": "fsdp", "precision": "bfloat16"},
+    "ddp_experts": {
+        "layers": ("attention", "moe"),
+        "model": EXPERTS,
+        "accumulation": 2,
+        "gradient_checkpointing": True,
+    },
+    "fsdp_experts": {"parallel": "fsdp", "layers": ("attention", "moe"), "model": EXPERTS, "connection": "additive"},
     "fsdp_additive": {"parallel": "fsdp", "connection": "additive", "gradient_checkpointing": True},
 }
 
@@ -97,6 +105,23 @@ def seen_dtypes() -> dict[str, list[str]]:
     return {**{k: sorted(v) for k, v in seen.items()}, "kept": sorted(kept), "sharded": [str(len(shards) > 30)]}
 
 
+def router_dtypes() -> list[str]:
+    """What the routers of a sharded model in bfloat16 compute with."""
+    engine = Engine(
+        config(parallel="fsdp", precision="bfloat16", layers=("attention", "moe"), model=EXPERTS),
+        Ragged(),
+        torch.device("cpu"),
+        Ranks(torch.distributed.get_rank(), 2),
+    )
+    router, seen = engine.model.sublayers[3].router, []
+    choose = router.choose
+    router.choose = lambda scores, count: (
+        seen.append((scores.dtype, router.linear.weight.dtype)) or choose(scores, count)
+    )
+    engine.gradients()
+    return [str(dtype) for dtype in seen[0]]
+
+
 def losses_of_every_connection(ranks: Ranks) -> dict[str, dict[str, list[float]]]:
     """Two losses of each connection: in one process, replicated, sharded."""
     found = {}
@@ -125,6 +150,7 @@ def main() -> None:
         found["bad_batch"] = outcome(folder / "bad", batch_size=3)
         found["connections"] = losses_of_every_connection(ranks)
         found["dtypes"] = seen_dtypes()
+        found["router"] = router_dtypes()
         (folder / f"rank{ranks.rank}.json").write_text(json.dumps(found))
 
 

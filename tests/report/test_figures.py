@@ -8,7 +8,8 @@ import pytest
 
 from thalweg.reports import svg
 from thalweg.reports.figures import Effect, Line, effects, lines
-from thalweg.reports.measures import DIAGNOSTIC, HEADLINE, OTHER, STATES, UPDATES, place, shown
+from thalweg.reports.measures import place, shown
+from thalweg.reports.shown import DIAGNOSTIC, HEADLINE, OTHER, STATES, UPDATES
 from thalweg.reports.text import big, clean, mean_sd, moment, number, spread, words
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -123,7 +123,10 @@ def test_products_are_of_the_sites_that_their_names_say():
 
 
 def test_windows_are_ten_layers_in_deep_networks_and_thirds_in_others():
-    for depth, sites in ((21, ["layers.0-9", "layers.10-19", "layers.20-20"]), (5, ["layers.0-1", "layers.2-3", "layers.4-4"])):
+    for depth, sites in (
+        (21, ["layers.0-9", "layers.10-19", "layers.20-20"]),
+        (5, ["layers.0-1", "layers.2-3", "layers.4-4"]),
+    ):
         trace, found = make()
         for index, record in enumerate(trace.records):
             record.site.layer = round(index * (depth - 1) / 5)
@@ -146,7 +149,9 @@ def test_one_stream_no_mixing_and_sites_that_mix_nothing():
     rows = measured(trace, part)
     assert not rows.where(site="layers.1.attention").to_rows()
     whole = composite([m.mix for m in part.values() if m is not None])
-    assert only(rows, measure="sigma_2.from_start", site="stream.end").value == pytest.approx(sigma_2(whole).mean().item())
+    assert only(rows, measure="sigma_2.from_start", site="stream.end").value == pytest.approx(
+        sigma_2(whole).mean().item()
+    )
 
 
 def test_what_a_site_lacks_has_no_rows():

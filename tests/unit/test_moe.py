@@ -9,8 +9,15 @@ from transformers import AutoModelForCausalLM
 
 from thalweg.connections import Requirements
 from thalweg.errors import InputError, UnknownNameError
-from thalweg.models import Decoder, DecoderCache, DecoderConfig, ThalwegConfig, ThalwegForCausalLM, match_parameters
-from thalweg.models import size_of
+from thalweg.models import (
+    Decoder,
+    DecoderCache,
+    DecoderConfig,
+    ThalwegConfig,
+    ThalwegForCausalLM,
+    match_parameters,
+    size_of,
+)
 from thalweg.models.activations import KeptBytes
 from thalweg.models.balancing import Balancer
 from thalweg.models.init import initialise_map
@@ -107,7 +114,9 @@ def test_size_is_known_beforehand(variant):
     decoder, size, x = Decoder(cfg), size_of(cfg, length=24), ids(24, 1)
     assert size.total_parameters == sum(p.numel() for p in decoder.parameters())
     mixtures = [layer for layer in decoder.sublayers if isinstance(layer, MixtureOfExperts)]
-    idle = sum(p[cfg.active_experts :].numel() for m in mixtures for k in (m.gate, m.up, m.down) for p in k.parameters())
+    idle = sum(
+        p[cfg.active_experts :].numel() for m in mixtures for k in (m.gate, m.up, m.down) for p in k.parameters()
+    )
     assert size.active_parameters == size.total_parameters - idle and (idle > 0) == bool(mixtures)
     assert ("active for a token" in str(size)) == bool(mixtures)
     with KeptBytes(decoder) as kept:
@@ -254,7 +263,9 @@ def test_compiled_blocks_share_their_graphs_and_change_no_number(checkpointing):
         decoder = make(depth=depth, gradient_checkpointing=checkpointing)
         balancer = Balancer(decoder)
         plain = passed(decoder)
-        decoder.compile_blocks(backend=lambda graph, inputs, seen=graphs: seen.append(graph) or aot_eager(graph, inputs))
+        decoder.compile_blocks(
+            backend=lambda graph, inputs, seen=graphs: seen.append(graph) or aot_eager(graph, inputs)
+        )
         torch.testing.assert_close(passed(decoder), plain, rtol=1e-5, atol=1e-7)
         assert torch.equal(balancer.load, plain[2])
         balancer.step()

@@ -37,7 +37,14 @@ def test_what_is_refused():
 
 def test_rows_of_a_traced_pass():
     config = DecoderConfig(
-        vocab_size=9, width=8, depth=3, heads=1, layers=("attention", "moe"), experts=4, active_experts=2, dense_layers=1
+        vocab_size=9,
+        width=8,
+        depth=3,
+        heads=1,
+        layers=("attention", "moe"),
+        experts=4,
+        active_experts=2,
+        dense_layers=1,
     )
     decoder, trace = Decoder(config).eval(), StreamTrace()
     with torch.no_grad():

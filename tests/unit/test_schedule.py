@@ -21,11 +21,17 @@ def test_known_points():
     assert factor(1, steps=100, warmup=0) == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi / 100)))
 
 
+def test_steps_fall_twice_by_the_same_factor():
+    rate = [factor(s, steps=1000, warmup=100, kind="step", floor=0.1) for s in range(1, 1001)]
+    assert rate[99:800] == [1.0] * 701
+    assert rate[800:900] == pytest.approx([0.1**0.5] * 100) and rate[900:] == pytest.approx([0.1] * 100)
+
+
 @given(
     steps=st.integers(1, 500),
     share=st.floats(0, 0.9),
     floor=st.floats(0, 1),
-    kind=st.sampled_from(["cosine", "linear", "constant"]),
+    kind=st.sampled_from(["cosine", "linear", "step", "constant"]),
 )
 def test_rises_to_one_then_never_rises_and_ends_at_the_floor(steps, share, floor, kind):
     warmup = int(share * steps)

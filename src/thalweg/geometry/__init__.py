@@ -3,14 +3,36 @@
 Names are loaded at first use, so that looking something up here does not load torch.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from thalweg._lazy import lazy
 
 if TYPE_CHECKING:
+    from thalweg.geometry.constraint import (
+        constraint_error,
+        logit_spread,
+        mixing_distance,
+        permutation_index,
+    )
     from thalweg.geometry.gates import gate_statistics, sign_transition
-    from thalweg.geometry.gradients import depth_slope, gradient_norms, state_gradient_norms
+    from thalweg.geometry.gradients import common_gradient_norms, depth_slope, gradient_norms, state_gradient_norms
     from thalweg.geometry.jacobian import extreme_singular_values, jacobian_matrix, jacobian_singular_values
-    from thalweg.geometry.mixing import amax_gain, composite, mean_gain
+    from thalweg.geometry.mixing import (
+        amax_gain,
+        channels,
+        composite,
+        doubly_stochastic_null,
+        horizon,
+        inf_norm_gain,
+        mean_gain,
+        mean_map_gain,
+        running_composites,
+        sigma_2,
+    )
+    from thalweg.geometry.mixing_summaries import (
+        MixingOptions,
+        mixing_measurements,
+    )
     from thalweg.geometry.similarity import residual_to_rank_one, rms, state_cosine, token_cosine
     from thalweg.geometry.spectrum import (
         effective_rank,
@@ -23,6 +45,16 @@ if TYPE_CHECKING:
         stable_rank,
     )
     from thalweg.geometry.stability import largest_stable_lr, spikes, variation
+    from thalweg.geometry.streams import (
+        difference_share,
+        dynamics,
+        effective_streams,
+        loss_change,
+        stream_cosine,
+        stream_rank,
+        stream_shares,
+        token_sd,
+    )
     from thalweg.geometry.summaries import StreamOptions, gradient_measurements, stream_measurements
     from thalweg.geometry.tangent import local_tangent, project
     from thalweg.geometry.updates import (
@@ -36,48 +68,44 @@ if TYPE_CHECKING:
         update_rms,
     )
 
-_HOMES = {
-    "gates": ("gate_statistics", "sign_transition"),
-    "gradients": ("depth_slope", "gradient_norms", "state_gradient_norms"),
-    "jacobian": ("extreme_singular_values", "jacobian_matrix", "jacobian_singular_values"),
-    "mixing": ("amax_gain", "composite", "mean_gain"),
-    "similarity": ("residual_to_rank_one", "rms", "state_cosine", "token_cosine"),
-    "spectrum": (
-        *("effective_rank", "gaussian_null", "participation_ratio", "pooled_effective_rank"),
-        *("rankme", "relative_effective_rank", "singular_values", "stable_rank"),
-    ),
-    "stability": ("largest_stable_lr", "spikes", "variation"),
-    "summaries": ("StreamOptions", "gradient_measurements", "stream_measurements"),
-    "tangent": ("local_tangent", "project"),
-    "updates": (
-        *("off_tangent", "off_tangent_null", "parallel_coefficient", "parallel_energy"),
-        *("parallel_fraction", "relative_update", "split_update", "update_rms"),
-    ),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
 __all__ = [
+    "MixingOptions",
     "StreamOptions",
     "amax_gain",
+    "channels",
+    "common_gradient_norms",
     "composite",
+    "constraint_error",
     "depth_slope",
+    "difference_share",
+    "doubly_stochastic_null",
+    "dynamics",
     "effective_rank",
+    "effective_streams",
     "extreme_singular_values",
     "gate_statistics",
     "gaussian_null",
     "gradient_measurements",
     "gradient_norms",
+    "horizon",
+    "inf_norm_gain",
     "jacobian_matrix",
     "jacobian_singular_values",
     "largest_stable_lr",
     "local_tangent",
+    "logit_spread",
+    "loss_change",
     "mean_gain",
+    "mean_map_gain",
+    "mixing_distance",
+    "mixing_measurements",
     "off_tangent",
     "off_tangent_null",
     "parallel_coefficient",
     "parallel_energy",
     "parallel_fraction",
     "participation_ratio",
+    "permutation_index",
     "pooled_effective_rank",
     "project",
     "rankme",
@@ -85,6 +113,8 @@ __all__ = [
     "relative_update",
     "residual_to_rank_one",
     "rms",
+    "running_composites",
+    "sigma_2",
     "sign_transition",
     "singular_values",
     "spikes",
@@ -92,18 +122,77 @@ __all__ = [
     "stable_rank",
     "state_cosine",
     "state_gradient_norms",
+    "stream_cosine",
     "stream_measurements",
+    "stream_rank",
+    "stream_shares",
     "token_cosine",
+    "token_sd",
     "update_rms",
     "variation",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "constraint": (
+            "constraint_error",
+            "logit_spread",
+            "mixing_distance",
+            "permutation_index",
+        ),
+        "gates": ("gate_statistics", "sign_transition"),
+        "gradients": ("common_gradient_norms", "depth_slope", "gradient_norms", "state_gradient_norms"),
+        "jacobian": ("extreme_singular_values", "jacobian_matrix", "jacobian_singular_values"),
+        "mixing": (
+            "amax_gain",
+            "channels",
+            "composite",
+            "doubly_stochastic_null",
+            "horizon",
+            "inf_norm_gain",
+            "mean_gain",
+            "mean_map_gain",
+            "running_composites",
+            "sigma_2",
+        ),
+        "mixing_summaries": (
+            "MixingOptions",
+            "mixing_measurements",
+        ),
+        "similarity": ("residual_to_rank_one", "rms", "state_cosine", "token_cosine"),
+        "spectrum": (
+            "effective_rank",
+            "gaussian_null",
+            "participation_ratio",
+            "pooled_effective_rank",
+            "rankme",
+            "relative_effective_rank",
+            "singular_values",
+            "stable_rank",
+        ),
+        "stability": ("largest_stable_lr", "spikes", "variation"),
+        "streams": (
+            "difference_share",
+            "dynamics",
+            "effective_streams",
+            "loss_change",
+            "stream_cosine",
+            "stream_rank",
+            "stream_shares",
+            "token_sd",
+        ),
+        "summaries": ("StreamOptions", "gradient_measurements", "stream_measurements"),
+        "tangent": ("local_tangent", "project"),
+        "updates": (
+            "off_tangent",
+            "off_tangent_null",
+            "parallel_coefficient",
+            "parallel_energy",
+            "parallel_fraction",
+            "relative_update",
+            "split_update",
+            "update_rms",
+        ),
+    },
+)

@@ -30,6 +30,21 @@ def token_matrix(x: Tensor, what: str = "the states", least: int = 1) -> Tensor:
     return x.double()
 
 
+def mixing_matrix(mix: Tensor) -> Tensor:
+    """``mix`` [... to from] in float64. Raises: ShapeError, InputError."""
+    if isinstance(mix, Tensor) and (mix.ndim < 2 or 0 in mix.shape[-2:]):
+        raise ShapeError(f"a mixing matrix must be [... to from], got shape {list(mix.shape)}")
+    return real(mix, "the mixing matrix").double()
+
+
+def square_mixing_matrix(mix: Tensor) -> Tensor:
+    """``mix`` [... n n] in float64, for two streams or more. Raises: ShapeError, InputError."""
+    mix = mixing_matrix(mix)
+    if mix.shape[-1] != mix.shape[-2] or mix.shape[-1] < 2:
+        raise ShapeError(f"streams mix by a square matrix of two or more, got shape {list(mix.shape)}")
+    return mix
+
+
 def same_width(a: Tensor, b: Tensor, what: str) -> None:
     """Refuse two tensors whose shapes do not broadcast or whose last axes differ. Raises: ShapeError."""
     if a.ndim == 0 or b.ndim == 0 or a.shape[-1] != b.shape[-1]:

@@ -52,6 +52,14 @@ STATISTICS: dict[str, dict[str, tuple[Statistic, str, tuple[float | None, float 
         "sd": (_sd, "spread of the write strength over tokens and channels", (0.0, None)),
         "below_zero": (_share(lambda x, _: x < 0), "share of write strengths below 0", (0.0, 1.0)),
     },
+    "read": {
+        "mean": (_mean, "mean weight that a stream is read with", (None, None)),
+        "sd": (_sd, "spread of the read weights over tokens and streams", (0.0, None)),
+    },
+    "write": {
+        "mean": (_mean, "mean weight that a stream is written to with", (None, None)),
+        "sd": (_sd, "spread of the write weights over tokens and streams", (0.0, None)),
+    },
     "erase": {
         "mean": (_mean, "mean erase factor (alpha * beta)", (None, None)),
         "sd": (_sd, "spread of the erase factor over tokens and channels", (0.0, None)),
@@ -119,7 +127,7 @@ for _gate, _statistics in STATISTICS.items():
         measure(
             f"{_gate}.{_statistic}",
             summary=_words,
-            source="definition" if _gate == "gate" else _MGT,
+            source=_MGT if _gate in ("beta", "erase") else "definition",
             takes=f"values of the gate {_gate!r}, any shape",
             range=_range,
             options={"gate": _gate, "statistic": _statistic},

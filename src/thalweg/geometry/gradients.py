@@ -30,6 +30,24 @@ def gradient_norms(gradients: Sequence[Tensor | None]) -> Float[Tensor, " sites"
     )
 
 
+@measure(
+    "gradient_norm.common",
+    summary="norm of the gradient of the loss against one vector added to every stream, by depth; comparable with one stream",
+    source="ours",
+    takes="gradients by site [b t n d]",
+    range=(0.0, None),
+    unit="nats per stream unit",
+)
+def common_gradient_norms(gradients: Sequence[Float[Tensor, "b t n d"]]) -> Float[Tensor, " sites"]:
+    """:func:`gradient_norms` of the sums over streams: what moving all streams of a token alike does to the loss.
+
+    Raises: InputError for an empty list; ShapeError.
+    """
+    if any(g.ndim < 2 for g in gradients):
+        raise ShapeError("gradients of several streams must be [... streams width]")
+    return gradient_norms([g.detach().double().sum(-2) for g in gradients])
+
+
 def state_gradient_norms(loss: Float[Tensor, ""], states: Sequence[Tensor]) -> Float[Tensor, " sites"]:
     """:func:`gradient_norms` of a loss in the states of the pass that made it; parameters get no gradient from this.
 

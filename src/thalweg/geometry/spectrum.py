@@ -78,7 +78,7 @@ def effective_rank(
     Source: Roy and Vetterli 2007; MGT (arXiv 2601.01014) Eq. 8.
     """
     values, _ = _scaled_values(x, center, drop_first, method)
-    rank = _entropy_rank(values)
+    rank = exp_entropy(values)
     return rank / values.shape[-1] if normalize else rank
 
 
@@ -139,7 +139,7 @@ def rankme(
 
     Source: Garrido et al. 2023 (arXiv 2210.02885); its singular values are not centred.
     """
-    return _entropy_rank(_scaled_values(x, center, drop_first, method)[0], epsilon)
+    return exp_entropy(_scaled_values(x, center, drop_first, method)[0], epsilon)
 
 
 @measure(
@@ -185,7 +185,7 @@ def spectral_measures(
     """:func:`effective_rank`, :func:`stable_rank` and :func:`participation_ratio` from one decomposition, by name."""
     values, _ = _scaled_values(x, False, False, method)
     return {
-        "effective_rank": _entropy_rank(values) / values.shape[-1],
+        "effective_rank": exp_entropy(values) / values.shape[-1],
         "stable_rank": values.square().sum(-1),
         "participation_ratio": _participation(values),
     }
@@ -252,7 +252,7 @@ def _scaled_values(x: Tensor, center: bool, drop_first: bool, method: str) -> tu
     return values, largest * peak.squeeze(-1)
 
 
-def _entropy_rank(values: Tensor, epsilon: float = 0.0) -> Tensor:
+def exp_entropy(values: Tensor, epsilon: float = 0.0) -> Tensor:
     """exp(-sum(p ln p)) with 0 ln 0 = 0 and no gradient there; 0 where all values are."""
     total = values.sum(-1, keepdim=True)
     p = values / torch.where(total > 0, total, 1.0) + epsilon

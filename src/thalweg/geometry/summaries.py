@@ -10,7 +10,8 @@ from torch import Tensor
 from thalweg.errors import InputError, ShapeError
 from thalweg.geometry.catalog import Null
 from thalweg.geometry.gates import gate_statistics, sign_transition
-from thalweg.geometry.gradients import depth_slope, gradient_norms
+from thalweg.geometry.gradients import common_gradient_norms, depth_slope, gradient_norms
+from thalweg.geometry.rows import add_row, dtype_of, end_of, place_of
 from thalweg.geometry.similarity import residual_null, residual_to_rank_one, rms, state_cosine, token_cosine
 from thalweg.geometry.spectrum import effective_rank, gaussian_null, spectral_measures
 from thalweg.geometry.tangent import local_tangent
@@ -28,6 +29,7 @@ Streams = Literal["mean", "each", "both"]
 Observe = Callable[[Any], Tensor]
 Gates = Callable[[Any], Mapping[str, Tensor]]
 
+GRADIENT = "nats per stream unit"
 LEAST_SEQUENCES = 16  # fewer give no spread worth printing
 
 
@@ -77,7 +79,7 @@ def stream_measurements(
     Raises: InputError for fewer sequences than ``options.least_sequences``, NaN or infinity; ShapeError.
     """
     options = options or StreamOptions()
-    observe = observe or _observed
+    observe = observe or as_streams
     records = list(trace.records)
     if not records:
         raise InputError("the trace holds no sites; run a forward pass with it first")
@@ -93,23 +95,23 @@ def stream_measurements(
     entered = first if getattr(trace, "entered", None) is None else observe(trace.entered)
     ranks = {s: effective_rank(x) for s, x in _streams(entered, options.streams)} if options.spectra else {}
     for record in records:
-        place = _place(record.site)
+        place = place_of(record.site)
         before, after = observe(record.state_before), observe(record.state_after)
         _state_rows(rows, before, entered, place, options, ranks)
         named = gates(record) if gates else getattr(record, "gates", None) or {}
         _update_rows(rows, record, before.mean(2), after.mean(2), named, place, before.shape[2], options)
         _gate_rows(rows, named, place, before.shape[1])
-    end = {"site": "stream.end", "layer": records[-1].site.layer + 1}
+    end = end_of(records[-1].site)
     _state_rows(rows, observe(records[-1].state_after), entered, end, options, ranks)
     if getattr(trace, "left", None) is not None:
         left = {"site": "stream.left", "layer": records[-1].site.layer + 1}
-        _state_rows(rows, _observed(trace.left), entered, left, options, ranks)
+        _state_rows(rows, as_streams(trace.left), entered, left, options, ranks)
     _transition_rows(rows, records, before=observe(records[0].state_before))
     return rows
 
 
 def gradient_measurements(sites: Iterable[Any], gradients: Sequence[Tensor | None]) -> Measurements:
-    """Rows of the gradient norm by site, and of its slope along depth.
+    """Rows of the gradient norm by site, of the one common to several streams [b t n d], and of its slope along depth.
 
     sites: with ``layer`` and ``kind``, one for each gradient (of the loss in the state that enters that sublayer).
     Raises: InputError when their numbers differ.
@@ -118,10 +120,15 @@ def gradient_measurements(sites: Iterable[Any], gradients: Sequence[Tensor | Non
     if len(sites) != len(gradients):
         raise InputError(f"one gradient for each site is needed, got {len(gradients)} for {len(sites)} sites")
     norms = gradient_norms(gradients)
-    dtype = _dtype(next((g for g in gradients if g is not None), norms))
+    dtype = dtype_of(next((g for g in gradients if g is not None), norms))
     rows = Measurements()
     for site, norm in zip(sites, norms, strict=True):
-        rows.add("gradient_norm", norm.item(), unit="nats per stream unit", n=1, dtype=dtype, **_place(site))
+        rows.add("gradient_norm", norm.item(), unit=GRADIENT, n=1, dtype=dtype, **place_of(site))
+    several = [
+        (site, g) for site, g in zip(sites, gradients, strict=True) if g is not None and g.ndim == 4 and g.shape[2] > 1
+    ]
+    for (site, _), norm in zip(several, common_gradient_norms([g for _, g in several]) if several else (), strict=True):
+        rows.add("gradient_norm.common", norm.item(), unit=GRADIENT, n=1, dtype=dtype, **place_of(site))
     if int((torch.isfinite(norms) & (norms > 0)).sum()) > 1:
         null = {"null": 0.0, "null_kind": "the same norm at every depth"}
         slope = depth_slope(norms)
@@ -134,30 +141,30 @@ def _state_rows(
 ) -> None:
     for stream, x in _streams(state, options.streams):
         tokens, width = x.shape[1:]
-        where = {**place, "stream": stream, "dtype": _dtype(state)}
+        where = {**place, "stream": stream, "dtype": dtype_of(state)}
         if options.spectra:
             spectral = spectral_measures(x)
             ranks = spectral["effective_rank"]
-            _add(rows, "effective_rank", ranks, tokens, gaussian_null(tokens, width), **where)
+            add_row(rows, "effective_rank", ranks, tokens, gaussian_null(tokens, width), **where)
             start = first[stream] if stream in first else first.get("mean")
             if start is not None:
                 relative = torch.where(start > 0, ranks / start, 0.0)
-                _add(rows, "effective_rank.relative", relative, tokens, Null(1.0, 0.0, "the first state"), **where)
+                add_row(rows, "effective_rank.relative", relative, tokens, Null(1.0, 0.0, "the first state"), **where)
             centred = gaussian_null(tokens, width, center=True)
-            _add(rows, "effective_rank.centred", effective_rank(x, center=True), tokens, centred, **where)
+            add_row(rows, "effective_rank.centred", effective_rank(x, center=True), tokens, centred, **where)
             rest = gaussian_null(tokens - 1, width)
-            _add(rows, "effective_rank.without_first", effective_rank(x, drop_first=True), tokens, rest, **where)
+            add_row(rows, "effective_rank.without_first", effective_rank(x, drop_first=True), tokens, rest, **where)
             for name in ("stable_rank", "participation_ratio"):
                 null = gaussian_null(tokens, width, name)
-                _add(rows, name, spectral[name], tokens, null, unit="directions", **where)
-        _add(rows, "rms", rms(x), tokens, unit="stream units", **where)
-        _add(rows, "token_cosine", token_cosine(x), tokens, _independent("directions"), **where)
+                add_row(rows, name, spectral[name], tokens, null, unit="directions", **where)
+        add_row(rows, "rms", rms(x), tokens, unit="stream units", **where)
+        add_row(rows, "token_cosine", token_cosine(x), tokens, _independent("directions"), **where)
         null = Null(residual_null(tokens), 0.0, "sqrt(1 - 1/tokens): independent tokens")
-        _add(rows, "residual_to_rank_one", residual_to_rank_one(x), tokens, null, **where)
+        add_row(rows, "residual_to_rank_one", residual_to_rank_one(x), tokens, null, **where)
         begun = dict(_streams(entered, options.streams))
         if (reference := begun.get(stream, begun.get("mean"))) is not None:
             cosine = state_cosine(reference, x).mean(-1)
-            _add(rows, "entered_cosine", cosine, tokens, _independent("directions"), **where)
+            add_row(rows, "entered_cosine", cosine, tokens, _independent("directions"), **where)
 
 
 def _update_rows(
@@ -171,29 +178,29 @@ def _update_rows(
     options: StreamOptions,
 ) -> None:
     tokens, width = before.shape[1:]
-    where = {**place, "stream": "mean" if streams > 1 else None, "dtype": _dtype(before)}
+    where = {**place, "stream": "mean" if streams > 1 else None, "dtype": dtype_of(before)}
     random = Null(1 / width, 0.0, "1/width: random direction")
     step = after.double() - before.double()
-    _add(rows, "state_cosine", state_cosine(before, after).mean(-1), tokens, _independent("directions"), **where)
+    add_row(rows, "state_cosine", state_cosine(before, after).mean(-1), tokens, _independent("directions"), **where)
     for kind, branch, update in _updates(record, step):
         here = {**where, "branch": branch}
-        _add(rows, f"update_rms.{kind}", update_rms(update), tokens, unit="stream units", **here)
-        _add(rows, f"relative_update.{kind}", relative_update(before, update), tokens, **here)
+        add_row(rows, f"update_rms.{kind}", update_rms(update), tokens, unit="stream units", **here)
+        add_row(rows, f"relative_update.{kind}", relative_update(before, update), tokens, **here)
         along = parallel_coefficient(before, update).mean(-1)
-        _add(rows, f"parallel_coefficient.{kind}", along, tokens, Null(0.0, 0.0, "random direction"), **here)
-        _add(rows, f"parallel_energy.{kind}", parallel_energy(before, update).mean(-1), tokens, random, **here)
+        add_row(rows, f"parallel_coefficient.{kind}", along, tokens, Null(0.0, 0.0, "random direction"), **here)
+        add_row(rows, f"parallel_energy.{kind}", parallel_energy(before, update).mean(-1), tokens, random, **here)
     if options.tangent and tokens > options.window:
         updates = {"raw": record.update, "step": step}
         if "gate" in gates:
             updates["gated"] = _gated(record.update, gates["gate"])
         for kind, share, expected in _off_tangent(before, updates, options):
             null = Null(expected, 0.0, "1 - rank/width: random direction")
-            _add(rows, f"off_tangent.{kind}", share, tokens, null, **where)
+            add_row(rows, f"off_tangent.{kind}", share, tokens, null, **where)
 
 
 def _gate_rows(rows: Measurements, gates: Mapping[str, Tensor], place: dict, tokens: int) -> None:
     for name, values in gate_statistics(gates, keep=1).items():
-        _add(rows, name, values, tokens, dtype=_dtype(gates[name.rsplit(".", 1)[0]]), **place)
+        add_row(rows, name, values, tokens, dtype=dtype_of(gates[name.rsplit(".", 1)[0]]), **place)
 
 
 def _transition_rows(rows: Measurements, records: Sequence[Any], before: Tensor) -> None:
@@ -258,34 +265,14 @@ def _streams(state: Tensor, which: Streams) -> Iterator[tuple[int | str | None, 
         yield from ((stream, state[:, :, stream]) for stream in range(state.shape[2]))
 
 
-def _add(rows: Measurements, name: str, values: Tensor, tokens: int, null: Null | None = None, **fields: Any) -> None:
-    """One row from one value per sequence [b]."""
-    mean, count = values.mean().item(), values.numel()
-    if count > 1:
-        sd = values.std().item()
-        interval = f"mean +- sd over sequences of {tokens} tokens"
-        fields |= {"low": mean - sd, "high": mean + sd, "interval": interval}
-    if null is not None:
-        fields |= {"null": null.value, "null_kind": null.kind}
-    rows.add(name, mean, n=count, **fields)
-
-
 def _independent(what: str) -> Null:
     return Null(0.0, 0.0, f"independent {what}")
 
 
-def _place(site: Any) -> dict[str, Any]:
-    return {"site": f"layers.{site.layer}.{site.kind}", "layer": site.layer, "branch": site.kind}
-
-
-def _observed(state: Any) -> Tensor:
+def as_streams(state: Any) -> Tensor:
     if not isinstance(state, Tensor) or state.ndim not in (3, 4):
         raise ShapeError(
             f"a state must be a tensor [b t d] or [b t n d], got {getattr(state, 'shape', type(state).__name__)}; "
             "pass observe=stream.observe for another kind"
         )
     return state.unsqueeze(2) if state.ndim == 3 else state
-
-
-def _dtype(x: Tensor) -> str:
-    return str(x.dtype).removeprefix("torch.")

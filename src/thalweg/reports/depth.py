@@ -1,16 +1,21 @@
 """Geometry by depth: one figure per measure, with its null and the same arm before training."""
 
 import dataclasses
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from thalweg.records.measurements import Measurement, Measurements
 from thalweg.reports.curves import Arms, lost, sound
 from thalweg.reports.figures import Figure, Kind, Line, lines
-from thalweg.reports.measures import DIAGNOSTIC, GROUPS, HEADLINE, place, shown
+from thalweg.reports.measures import place, shown
+from thalweg.reports.shown import DIAGNOSTIC, GROUPS, HEADLINE, MIXING, STREAMS, TABLE
+from thalweg.reports.streams import coefficient_table, replaced_table, usage_figures, window_table
+from thalweg.reports.tables import Table
 from thalweg.reports.text import counted, deviation, listed, mean, number
 from thalweg.studies.store import RunRecord
 
+MOST_USAGE = 4  # pictures of the use of streams that are shown openly, two for each arm
 MOST_STARTS = 8  # arms up to which the state before training is drawn beside
 INTRODUCTION = (
     "By layer, as the verdicts read them: measures of states show the state that enters each layer and, at the last "
@@ -21,25 +26,44 @@ INTRODUCTION = (
 
 @dataclass(frozen=True)
 class Geometry:
-    """Figures by where they are shown; ``more`` maps the title of a group to its figures."""
+    """Figures by where they are shown; ``more`` maps the title of a group to its figures.
+
+    streams, tables: of several streams, empty where no arm has them; coefficients: whether what mixes them moved.
+    """
 
     headline: list[Figure]
     more: dict[str, list[Figure]]
     diagnostics: list[Figure]
+    streams: list[Figure] = field(default_factory=list)
+    tables: dict[str, Table] = field(default_factory=dict)
+    coefficients: Table | None = None
 
 
 def geometry(arms: Arms, asked: Iterable[str] = ()) -> Geometry:
     """A figure for every measure that was taken by depth. asked: measures shown openly because a hypothesis reads them."""
     split = {arm: [(record, _by_measure(record)) for record in records] for arm, records in arms.items()}
     names = sorted({name for found in split.values() for _, rows in found for name in rows}, key=place)
-    headline, diagnostics, more = [], [], {group: [] for group in GROUPS}
+    more: dict[str, list[Figure]] = {group: [] for group in GROUPS}
+    open_to_view: dict[str, list[Figure]] = {group: [] for group in (HEADLINE, STREAMS, DIAGNOSTIC)}
     for name in names:
-        parts = {arm: [_only(record, rows.get(name, ())) for record, rows in found] for arm, found in split.items()}
-        figure = _figure(name, parts)
         group = HEADLINE if name in asked else shown(name).group
-        chosen = headline if group == HEADLINE else diagnostics if group == DIAGNOSTIC else more[group]
-        chosen.append(figure)
-    return Geometry(headline, {group: found for group, found in more.items() if found}, diagnostics)
+        if group == TABLE:
+            continue
+        parts = {arm: [_only(record, rows.get(name, ())) for record, rows in found] for arm, found in split.items()}
+        (more[group] if group in more else open_to_view[group]).append(_figure(name, parts))
+    usage = usage_figures(arms)
+    tables = {"Replacing the mixing": replaced_table(arms), "Windows of layers": window_table(arms)}
+    if len(usage) > MOST_USAGE:
+        more[MIXING] += usage
+        usage = []
+    return Geometry(
+        open_to_view[HEADLINE],
+        {group: found for group, found in more.items() if found},
+        open_to_view[DIAGNOSTIC],
+        [*open_to_view[STREAMS], *usage],
+        {title: table for title, table in tables.items() if table is not None},
+        coefficient_table(arms),
+    )
 
 
 def _by_measure(record: RunRecord) -> dict[str, list[Measurement]]:
@@ -109,6 +133,8 @@ def _facts(rows: Sequence[Measurement], steps: list[int], starts: list[int], see
     if counts:
         split = listed(sorted({row.split for row in rows if row.split}))
         parts.append(f"n = {listed(map(str, counts), 3)} sequences each{f' ({split})' if split else ''}")
+        some = {found[1] for row in rows if (found := re.search(r"of (\d+ of \d+ tokens)$", row.interval))}
+        parts += [f"{listed(sorted(some), 2)} of each, evenly spaced"] if some else []
     text = "; ".join(parts)
     if not text:
         return ""

@@ -148,6 +148,44 @@ def effects(title: str, rows: Sequence[Effect], caption: str) -> Figure:
     return Figure(title, svg.picture(WIDTH, step * len(rows), title, parts), caption, columns, tuple(table))
 
 
+def heat(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[str],
+    values: Sequence[Sequence[float]],
+    *,
+    x_label: str,
+    caption: str,
+) -> Figure:
+    """Shares in [0, 1] as cells, the darker the larger, against the largest; ``values[row][column]``, one that is not finite is left blank."""
+    left, step = 62.0, 18.0
+    wide = (RIGHT - left) / len(columns)
+    top = max((v for row in values for v in row if math.isfinite(v)), default=0.0)
+    parts = []
+    for i, (name, row) in enumerate(zip(rows, values, strict=True)):
+        parts.append(svg.text(left - 6, i * step + 13, name, anchor="end", most=10))
+        cells = [(j, v) for j, v in enumerate(row) if math.isfinite(v)]
+        parts += [
+            svg.box(
+                left + j * wide,
+                i * step + 1,
+                wide - min(1.0, wide / 4),
+                step - 2,
+                "cell c0",
+                v / top if top > 0 else 0.0,
+            )
+            for j, v in cells
+        ]
+    floor = len(rows) * step
+    parts.append(svg.line([(left, floor + 1), (RIGHT, floor + 1)], "axis"))
+    shown = range(0, len(columns), math.ceil(len(columns) / 8))
+    parts += [svg.text(left + (j + 0.5) * wide, floor + 14, str(j), anchor="middle") for j in shown]
+    parts.append(svg.text((left + RIGHT) / 2, floor + 30, f"{x_label} (0: {columns[0]})", anchor="middle", kind="name"))
+    table = [(name, *(number(row[j], 3) for row in values)) for j, name in enumerate(columns)]
+    caption = f"{caption} Darkest: {number(top, 3)}."
+    return Figure(title, svg.picture(WIDTH, floor + 36, title, parts), caption, ("site", *rows), tuple(table))
+
+
 def _status(status: str) -> str:
     return status if status in ("supported", "refuted") else "open"
 

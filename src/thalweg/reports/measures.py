@@ -1,34 +1,7 @@
 """What the measures by depth are called in a report, what a reader should know of them, where they are shown."""
 
-from dataclasses import dataclass
-
-HEADLINE = "headline"
-DIAGNOSTIC = "diagnostic"
-# Groups under "more measures", in reading order.
-STATES, UPDATES, GATES, JACOBIANS, OTHER = (
-    "Spread and size of the states",
-    "Updates",
-    "Gates",
-    "Jacobians",
-    "Other measures",
-)
-GROUPS = (STATES, UPDATES, GATES, JACOBIANS, OTHER)
-
-
-@dataclass(frozen=True)
-class Shown:
-    """Title and caption of a measure; group: where it is drawn; log: a logarithmic axis where the values ask for it.
-
-    x_label: what a place on the axis of depth is, where the rows do not show it; unit: for rows that were recorded without one.
-    """
-
-    title: str
-    caption: str = ""
-    group: str = OTHER
-    log: bool = False
-    x_label: str = ""
-    unit: str = ""
-
+from thalweg.reports.shown import DIAGNOSTIC, GATES, HEADLINE, JACOBIANS, STATES, TABLE, UPDATES, Shown
+from thalweg.reports.stream_measures import STREAM_MEASURES
 
 _SHOWN: dict[str, Shown] = {
     "effective_rank": Shown(
@@ -112,6 +85,7 @@ _SHOWN: dict[str, Shown] = {
         "layer that the state leaves, from 0",
         "stream units",
     ),
+    **STREAM_MEASURES,
 }  # fmt: skip
 _VARIANTS = {
     "raw": "as the sublayer returned them",
@@ -121,6 +95,7 @@ _VARIANTS = {
     "smallest": "smallest singular value",
     "mean_square": "mean squared singular value",
     "near_one": "share of singular values near 1",
+    "common": "common to all streams",
 }
 _ORDER = {name: place for place, name in enumerate(_SHOWN)}
 
@@ -156,3 +131,8 @@ def place(measure: str) -> tuple[int, str]:
 def plain(measure: str) -> str:
     """The name of a measure in words: ``beta.sharpness`` -> ``beta sharpness``."""
     return measure.replace("_", " ").replace(".", " ")
+
+
+def in_own_table(measure: str) -> bool:
+    """Whether a measure of the whole network has a table of its own, beside that of all others."""
+    return measure.startswith("mixer_replaced.") or shown(measure).group == TABLE

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from thalweg.config import to_toml
+from thalweg.records.files import has_lines
+from thalweg.records.measurements import Measurements
 from thalweg.records.run import RunFolder
 from thalweg.reports import page, provenance
 from thalweg.reports.curves import training_figures
@@ -15,6 +17,7 @@ from thalweg.studies.observe import unlearned
 from thalweg.studies.store import RunRecord
 
 SHOWN = ("val/", "task/", "train/loss")
+MEASURED = "measured.jsonl"  # in a run folder: what ``thalweg measure`` found
 UNITS = {"peak_memory": "B", "seconds": "s"}
 
 
@@ -28,12 +31,21 @@ def record_of(run: RunFolder, status: str, nulls: Mapping[str, float]) -> RunRec
         status,
         result,
         run.series(),
-        run.measures(),
+        _measures(run),
         run.units(),
         run.provenance,
         run.versions,
         tuple(run.notes),
     )
+
+
+def _measures(run: RunFolder) -> Measurements:
+    """What the run measured, and what was measured of it later and not by itself."""
+    rows, later = run.measures(), run.path / MEASURED
+    if has_lines(later):
+        own = {row.measure for row in rows}
+        rows.extend(row for row in Measurements.load(later) if row.measure not in own)
+    return rows
 
 
 def write_run_report(

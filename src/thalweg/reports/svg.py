@@ -16,6 +16,7 @@ COLOURS = 7  # classes c0 to c6 of the style sheet
 DASHES = ("", "7 3", "2 2.5")  # tell the 8th from the 1st colour
 START, NULL = "1.5 3", "5 4"
 TINY, HUGE = 1e-290, 1e300  # beyond them differences overflow or vanish
+ALIKE = 1e-6  # relative; values of float32 models that differ by less are one value with its rounding
 MARKS = ("circle", "square", "triangle", "diamond", "star", "down", "bar")
 
 
@@ -46,7 +47,7 @@ def axis(values: Iterable[float], start: float, end: float, *, log: bool = False
     if log:
         room = max((math.log10(high) - math.log10(low)) * pad, 0.02)
         return Axis(10 ** (math.log10(low) - room), 10 ** (math.log10(high) + room), start, end, True)
-    if high - low <= max(1e-9 * max(abs(low), abs(high)), TINY):  # one value only: shown against zero
+    if high - low <= max(ALIKE * max(abs(low), abs(high)), TINY):  # one value only: shown against zero
         low, high = (min(0.0, 1.5 * low), max(0.0, 1.5 * high)) if abs(high) > TINY else (0.0, 1.0)
     room = (high - low) * pad
     return Axis(low - room, high + room, start, end)
@@ -117,9 +118,10 @@ def area(upper: Sequence[tuple[float, float]], lower: Sequence[tuple[float, floa
     return f'<path class="{kind}" d="{_path([*upper, *reversed(lower)])}Z"/>'
 
 
-def box(x: float, y: float, width: float, height: float, kind: str) -> str:
-    """A filled rectangle."""
-    return f'<rect class="{kind}" x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(height)}"/>'
+def box(x: float, y: float, width: float, height: float, kind: str, opacity: float | None = None) -> str:
+    """A filled rectangle, as the style sheet has it or with an ``opacity`` in [0, 1] of its own."""
+    own = "" if opacity is None else f' fill-opacity="{opacity:.3f}"'
+    return f'<rect class="{kind}" x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(height)}"{own}/>'
 
 
 def marks(points: Iterable[tuple[float, float]], shape: str, kind: str, size: float = 2.7) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from thalweg.records.measurements import Measurement
 from thalweg.reports.curves import Arms, sound
-from thalweg.reports.measures import plain
+from thalweg.reports.measures import in_own_table, plain
 from thalweg.reports.text import NONE, big, counted, listed, mean_sd, number, words
 from thalweg.studies.observe import unlearned
 from thalweg.studies.plan import Plan
@@ -194,7 +194,7 @@ def _scalars(record: RunRecord) -> dict[tuple[str, str, str], Measurement]:
     for row in record.measures:
         key = (row.measure, row.branch or row.site.removeprefix("stream"), row.unit)
         old = found.get(key)
-        if row.layer is None and (old is None or (row.step or 0) >= (old.step or 0)):
+        if row.layer is None and not in_own_table(row.measure) and (old is None or (row.step or 0) >= (old.step or 0)):
             found[key] = row
     return found
 

@@ -9,7 +9,7 @@ import torch
 from thalweg.models.config import DecoderConfig
 from thalweg.models.size import size_of
 
-CLEAR_REFS, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+CLEAR_REFS, STATUS, MEMORY = Path("/proc/self/clear_refs"), Path("/proc/self/status"), Path("/proc/meminfo")
 
 
 @functools.lru_cache(maxsize=64)
@@ -87,3 +87,16 @@ def peak_memory(device: torch.device) -> int:
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that a new process could take; None where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        for line in MEMORY.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None

@@ -58,6 +58,29 @@ class Movement:
             Measurement("connection_distance", norm(x), layer=layer, step=step) for layer, x in sorted(parts.items())
         ]
 
+    def by_coefficient(self, model: Decoder, step: int, scale: float = 1.0) -> list[Measurement]:
+        """For sites that mix streams: each kind of parameter of each layer by itself, ``branch`` naming it (``mix.bias``).
+
+        Its distance from the start, the same over the size of the start where that is not 0, and the norm of the gradient into it before
+        clipping. scale: as for :meth:`metrics`.
+        """
+        sites = list(model.stream.sites)
+        parts: dict[tuple[int, str], list[tuple[str, nn.Parameter]]] = {}
+        for name, p in connection_parameters(model).items():
+            owner = name.removeprefix(STREAM).split(".")
+            if owner[0] == "sites" and sites[int(owner[1])].mixes:
+                kind = ".".join(owner[2:][-2:])
+                parts.setdefault((model.stream.layout[int(owner[1])].layer, kind), []).append((name, p))
+        rows = []
+        for (layer, kind), found in sorted(parts.items()):
+            where = {"layer": layer, "branch": kind, "step": step}
+            distance = norm(whole(p.detach()) - self.start[name] for name, p in found)
+            rows.append(Measurement("coefficient_distance", distance, **where))
+            if size := norm(self.start[name] for name, _ in found):
+                rows.append(Measurement("coefficient_distance.relative", distance / size, **where))
+            rows.append(Measurement("coefficient_gradient_norm", norm(p.grad for _, p in found) / scale, **where))
+        return rows
+
 
 def gradient_by_layer(model: nn.Module, step: int, scale: float = 1.0) -> list[Measurement]:
     """Euclidean norm of the gradient of each layer's sublayer weights, before clipping."""

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from thalweg.data import Task, scored_tokens
 from thalweg.errors import CheckpointError, InputError
+from thalweg.geometry.routing import max_over_mean
+from thalweg.models.balancing import Balancer
 from thalweg.models.decoder import Decoder
 from thalweg.models.trace import StreamTrace
 from thalweg.records.measurements import Measurement
@@ -58,6 +60,7 @@ class Engine:
             weight_decay=config.weight_decay,
         )
         self.optimizers = Optimizers(self.model, groups, betas=config.betas, eps=config.eps)
+        self.balancer = Balancer(self.model, lambda loads: ranks.sum(*loads, device=device))
         self.sampler = task.sampler(
             "train",
             config.sequence_length,
@@ -78,6 +81,7 @@ class Engine:
         micro-batch is weighted by its share of them, and by the number of ranks, since gradients are averaged over ranks.
         """
         self.optimizers.zero_grad()
+        self.balancer.forget()
         batches = [self.sampler.next() for _ in range(self.config.accumulation)]
         scored = [scored_tokens(batch["labels"]) for batch in batches]
         (total,) = self.ranks.sum(sum(scored), device=self.device)
@@ -104,8 +108,9 @@ class Engine:
         )
 
     def update(self, step: int) -> None:
-        """Apply the gradients."""
+        """Apply the gradients, then even out the load of experts."""
         self.optimizers.step(self.learning_rate(step))
+        self.balancer.step()
 
     def evaluate(self) -> dict[str, float]:
         """Held-out metrics; every rank gets the same."""
@@ -120,7 +125,10 @@ class Engine:
                 self.model(batch["input_ids"].to(self.device), trace=trace)
 
         values = self.movement.metrics(self.model, gradients.scale)
+        if self.balancer.last is not None:
+            values["experts/max_over_mean"] = max_over_mean(self.balancer.last).max().item()
         rows = [*self.movement.by_layer(self.model, step), *gradient_by_layer(self.model, step, gradients.scale)]
+        rows += self.movement.by_coefficient(self.model, step, gradients.scale)
         return values, rows, stream_by_layer(self.model.stream, run, step)
 
     # what a checkpoint holds; all ranks call these together
@@ -144,7 +152,7 @@ class Engine:
         checkpoint.load_weights(
             self.model, {name: like(weights[name], target) for name, target in named.items()}, saved.path
         )
-        self.optimizers.load_state_dict(state["optimizers"], saved.path)
+        self.optimizers.load_state_dict(state["optimizers"], saved.path / checkpoint.STATE)
         self.sampler.load_state_dict(state["sampler"])
         if self.ranks.rank < len(state["random"]):  # with more ranks than before the new ones keep their seed
             set_random_state(state["random"][self.ranks.rank], self.device)

@@ -6,16 +6,19 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from thalweg.data import Task
+from thalweg.connections import Mixing
+from thalweg.data import Batch, Task
 from thalweg.geometry import jacobian
+from thalweg.geometry.mixing_summaries import mixing_measurements
 from thalweg.geometry.stability import spikes, variation
-from thalweg.geometry.summaries import LEAST_SEQUENCES, stream_measurements
+from thalweg.geometry.summaries import LEAST_SEQUENCES, gradient_measurements, stream_measurements
 from thalweg.models.decoder import Decoder
 from thalweg.models.look import look
 from thalweg.models.trace import StreamTrace
 from thalweg.records import Measurements
 from thalweg.training.config import TrainConfig
 from thalweg.training.evaluation import held_out_length
+from thalweg.training.routing import routing_measurements
 
 JACOBIAN_TOKENS = 8  # length of the sequence whose last token is differentiated
 WIDEST_JACOBIAN = 512  # state entries of a token; wider ones cost more than they tell
@@ -28,43 +31,73 @@ STATISTICS = {
 
 
 def geometry_of(config: TrainConfig, task: Task) -> Callable[[Decoder, int], Measurements]:
-    """A function that measures a model: every stream measure by depth over at least 16 held-out sequences, and Jacobian spectra."""
-    ids, split = held_out_sequences(config, task), _split_of(task)
+    """A function that measures a model on at least 16 held-out sequences, the same for every arm: see :func:`measure_model`."""
+    batch, split = held_out_batch(config, task), split_of(task)
+    return lambda model, step: measure_model(model, batch).stamped(step=step, split=split)
 
-    def measure(model: Decoder, step: int) -> Measurements:
-        was_training = model.training
-        model.eval()
-        try:
-            device = next(model.parameters()).device
-            trace = StreamTrace()
-            with torch.no_grad():
-                model(ids.to(device), trace=trace)
-            rows = stream_measurements(
-                trace, observe=model.stream.observe, gates=lambda record: gates_of(model, record)
-            )
-            rows.extend(jacobian_measurements(model, ids[:1, :JACOBIAN_TOKENS].to(device)))
-            return rows.stamped(step=step, split=split)
-        finally:
-            model.train(was_training)
 
-    return measure
+def measure_model(model: Decoder, batch: Batch) -> Measurements:
+    """Every stream measure by depth, the mixing of several streams, the routing to experts, the gradient by depth, and Jacobian spectra."""
+    was_training = model.training
+    model.eval()
+    try:
+        device = next(model.parameters()).device
+        ids, labels = batch["input_ids"].to(device), batch["labels"].to(device)
+        trace = StreamTrace()
+        with torch.no_grad():
+            model(ids, trace=trace)
+        observe = model.stream.observe
+        rows = stream_measurements(trace, observe=observe, gates=lambda record: gates_of(model, record))
+        rows.extend(mixing_measurements(trace, lambda record: mixing_of(model, record), observe=observe))
+        rows.extend(routing_measurements(model, trace))
+        del trace  # the next pass keeps its graph
+        rows.extend(gradient_rows(model, ids, labels))
+        rows.extend(jacobian_measurements(model, ids[:1, :JACOBIAN_TOKENS]))
+        return rows
+    finally:
+        model.train(was_training)
+
+
+def held_out_batch(config: TrainConfig, task: Task, sequences: int = LEAST_SEQUENCES) -> Batch:
+    """What is measured on, at least as many sequences as a batch of training; fewer than asked where the data does not hold more."""
+    split = split_of(task)
+    length, wanted = held_out_length(task, split, config), max(sequences, config.batch_size)
+    return task.eval_batches(split, length, wanted, 1)[0]
 
 
 def held_out_sequences(config: TrainConfig, task: Task) -> Tensor:
-    """The token ids [b t] that are measured on; fewer than ``LEAST_SEQUENCES`` where the data does not hold more."""
-    split = _split_of(task)
-    return task.eval_batches(split, held_out_length(task, split, config), max(LEAST_SEQUENCES, config.batch_size), 1)[
-        0
-    ]["input_ids"]
+    """The token ids [b t] of :func:`held_out_batch`."""
+    return held_out_batch(config, task)["input_ids"]
 
 
-def _split_of(task: Task) -> str:
+def split_of(task: Task) -> str:
+    """The split that is measured on: the first held-out one."""
     return next((name for name in task.splits if name != "train"), "train")
 
 
 def gates_of(model: Decoder, record) -> dict[str, Tensor]:
     """Gate values of one site of a traced pass."""
     return model.stream.sites[record.site.index].gates(record.state_before, record.context, record.update)
+
+
+def mixing_of(model: Decoder, record) -> Mixing | None:
+    """How one site of a traced pass mixed its streams, if it does."""
+    return model.stream.sites[record.site.index].mixing(record.state_before, record.context)
+
+
+def gradient_rows(model: Decoder, ids: Tensor, labels: Tensor) -> Measurements:
+    """The norm of the gradient of the loss in the state that enters each site; only for states that are one tensor.
+
+    No parameter gets a gradient from this.
+    """
+    trace = StreamTrace()
+    with torch.enable_grad():
+        loss = model(ids, labels=labels, trace=trace).loss
+    states = [record.state_before for record in trace.records]
+    if not all(isinstance(state, Tensor) and state.requires_grad for state in states):
+        return Measurements()
+    gradients = torch.autograd.grad(loss, states, allow_unused=True)
+    return gradient_measurements([record.site for record in trace.records], gradients)
 
 
 def jacobian_measurements(model: Decoder, ids: Tensor) -> Measurements:

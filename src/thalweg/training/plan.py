@@ -9,6 +9,7 @@ from thalweg import data
 from thalweg.data import Task
 from thalweg.models.size import readable, size_of
 from thalweg.training.config import TrainConfig
+from thalweg.training.cost import free_memory
 from thalweg.training.determinism import derive_seed, pick_device, reproducible
 from thalweg.training.engine import Engine
 from thalweg.training.evaluation import held_out_length
@@ -22,8 +23,10 @@ LONG_STEP = 10.0  # seconds; a first update that takes longer is the estimate it
 class TrainPlan:
     """The cost of a run. ``flops_per_token`` are those of training; memory in bytes per process; times in seconds.
 
+    active_parameters: those that one token uses, fewer than ``parameters`` with experts only.
     memory: weights, gradients, optimiser and activations in float32, an upper bound under bfloat16; the interpreter is not counted.
-    seconds_per_step and seconds come from a few timed updates, not compiled, evaluation and saving left out; None without the probe.
+    seconds_per_step and seconds come from a few timed updates, not compiled, evaluation and saving left out; None without the probe, and
+    where more ``memory`` is needed than is free.
     """
 
     connection: str
@@ -32,6 +35,7 @@ class TrainPlan:
     heads: int
     vocab_size: int
     parameters: int
+    active_parameters: int
     non_embedding_parameters: int
     stream_parameters: int
     steps: int
@@ -43,6 +47,7 @@ class TrainPlan:
     device: str
     seconds_per_step: float | None = None
     seconds: float | None = None
+    free_memory: int | None = None
 
     def __str__(self) -> str:
         lines = [
@@ -52,6 +57,10 @@ class TrainPlan:
             f"FLOPs       {self.flops_per_token:.3g} per token, {self.flops:.3g} in all",
             f"memory      {readable(self.memory)} on {self.device}",
         ]
+        if self.active_parameters < self.parameters:
+            lines.insert(2, f"active      {self.active_parameters:,} parameters for a token")
+        if self.free_memory is not None and self.memory > self.free_memory:
+            lines.append(f"time        not measured: {readable(self.free_memory)} are free on this machine")
         if self.seconds is not None:
             lines.append(
                 f"time        {_duration(self.seconds)} ({self.seconds_per_step:.3g} s a step, without evaluation)"
@@ -76,6 +85,8 @@ def plan_of(
     world = int(os.environ.get("WORLD_SIZE", "1"))
     rows = max(config.batch_size // (config.accumulation * world), 1)
     tokens = config.total_steps * config.tokens_per_step
+    memory, free = size.training_bytes(rows), free_memory(device)
+    probe = probe and (free is None or memory <= free)
     per_step = _time_a_step(replace(config, batch_size=rows * config.accumulation), task) if probe else None
     return TrainPlan(
         connection=model.connection,
@@ -84,6 +95,7 @@ def plan_of(
         heads=model.heads,
         vocab_size=model.vocab_size,
         parameters=size.total_parameters,
+        active_parameters=size.active_parameters,
         non_embedding_parameters=size.non_embedding_parameters,
         stream_parameters=size.parameters["stream"],
         steps=config.total_steps,
@@ -91,10 +103,11 @@ def plan_of(
         train_tokens_per_parameter=tokens / size.total_parameters,
         flops_per_token=size.train_flops,
         flops=size.train_flops * tokens,
-        memory=size.training_bytes(rows),
+        memory=memory,
         device=str(device),
         seconds_per_step=per_step,
         seconds=None if per_step is None else per_step * config.total_steps,
+        free_memory=free,
     )
 
 

@@ -1,0 +1,123 @@
+"""``thalweg measure``: the run measured again says what training said, and what its mixing is worth."""
+
+import json
+import re
+import shutil
+
+import pytest
+
+from thalweg.cli import main
+from thalweg.geometry import catalog
+from thalweg.records import Measurements, RunFolder
+
+TINY = [
+    "train",
+    "--depth",
+    "2",
+    "--width",
+    "8",
+    "--heads",
+    "1",
+    "--data",
+    "copy:vocab=8,half=8",
+    "--sequence-length",
+    "17",
+]
+TINY += ["--steps", "4", "--eval-every", "2", "--eval-batches", "1", "--batch-size", "16", "--threads", "1", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A run with streams and one without."""
+    folder = tmp_path_factory.mktemp("runs")
+    assert main([*TINY, "--connection", "mhc", "--lr", "0.05", "-o", str(folder / "streams")]) == 0
+    assert main([*TINY, "-o", str(folder / "single")]) == 0
+    return folder
+
+
+@pytest.fixture
+def place(runs, tmp_path, monkeypatch):
+    for name in ("streams", "single"):
+        shutil.copytree(runs / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_run_with_streams(place, capsys):
+    assert main(["measure", "streams", "--tokens", "400", "--json"]) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert "22 passes" not in err and "14 passes with the mixing replaced" in err
+    assert found["step"] == 4 and found["sequences"] == 32 and found["tokens"] == 32 * 17 and found["split"] == "valid"
+    assert [row["site"] for row in found["sites"]][-1] == "stream.end" and len(found["sites"]) == 5
+    assert {"sigma_2", "mixer_replaced.identity", "gradient_norm"} <= set(found["sites"][0])
+    assert [row["site"] for row in found["replaced"]] == [
+        "first third (layers 0-0)",
+        "last third (layers 1-1)",
+        "all layers (0-1)",
+    ]
+    assert len(found["windows"]) == 2
+    rows, own = Measurements.load("streams/measured.jsonl"), RunFolder.open("streams").measures().where(step=4)
+    assert {row.measure for row in rows} <= set(catalog.names())
+    assert {row.step for row in rows} == {4} and {row.split for row in rows} == {"valid"}
+    kept = {row.to_line() for row in own}
+    again = [row for row in rows if not row.measure.startswith("mixer_replaced")]
+    assert len(again) > 300 and all(row.to_line() in kept for row in again)  # bitwise what training measured
+
+
+def test_the_page_and_the_tables(place, capsys):
+    assert main(["measure", "streams", "--quiet", "--which", "best", "-o", "m.html"]) == 0
+    out, err = capsys.readouterr()
+    assert err == "" and out.endswith("m.html\n") and "token mean" in out and "nats/token" in out
+    page = (place / "m.html").read_text()
+    for text in (
+        "Replacing the mixing",
+        "Windows of layers",
+        "Coefficients of the streams",
+        "Streams that each sublayer reads",
+    ):
+        assert text in page
+    assert "Second singular value of the mixing, of each site" in page and "Mixing replaced by the identity" in page
+    assert main(["report", "streams", "-o", "r.html"]) == 0
+    assert "Replacing the mixing" in (place / "r.html").read_text()
+    assert main(["measure", "streams", "--quiet"]) == 0  # replaces its own rows
+    assert (place / "streams" / "measured.html").exists()
+
+
+def test_a_single_stream(place, capsys):
+    assert main(["measure", "single", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["replaced"] == found["windows"] == []
+    assert {"site", "effective_rank", "gradient_norm"} <= set(found["sites"][0]) and "sigma_2" not in found["sites"][0]
+    assert "Several streams" not in (place / "single" / "measured.html").read_text()
+    assert main(["measure", "single", "--quiet"]) == 0
+    assert "token cosine" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["missing"], "no such run: missing is missing"),
+        (["empty"], "is no run folder"),
+        (["bare"], "holds no checkpoint"),
+        (["streams", "--tokens", "0"], "tokens must be a whole number of at least 1, got 0"),
+        (["streams", "-o", "m.html"], "m.html exists"),
+        (["streams", "-o", ""], "the output needs a name"),
+        (["streams", "--which", "first"], "invalid choice"),
+        (["changed"], "was trained on copy"),
+    ],
+)
+def test_errors_are_one_line_and_leave_everything_as_it_was(place, capsys, args, says):
+    (place / "empty").mkdir()
+    shutil.copytree("streams", "bare")
+    shutil.rmtree("bare/checkpoints")
+    shutil.copytree("streams", "changed")
+    record = json.loads((place / "changed" / "run.json").read_text())
+    record["config"]["data"] = "copy:vocab=8,half=7"
+    (place / "changed" / "run.json").write_text(json.dumps(record))
+    (place / "m.html").write_text("mine")
+    before = {p: p.read_bytes() for p in place.rglob("*") if p.is_file()}
+    assert main(["measure", *args]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and re.fullmatch(r"error: [^\n]+\n", err) and says in err
+    assert {p: p.read_bytes() for p in place.rglob("*") if p.is_file()} == before
