@@ -95,7 +95,7 @@ def test_help_of_train_names_every_field_with_its_phrase(capsys, monkeypatch):
     for f in config.describe(TrainConfig):
         if f.name not in ("connection_options", "model"):
             assert f"--{f.name.replace('_', '-')} VALUE {f.meaning}" in said
-    assert "cosine, linear, constant (cosine)" in said
+    assert "cosine, linear, step, constant (cosine)" in said
 
 
 def shown(capsys, *argv):

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from thalweg import mixers
+from thalweg.connections._equal_start import logit, unit_read, unit_rows
 from thalweg.connections._stream_coefficients import Coefficients, Logits, Source, project
 from thalweg.connections._stream_references import (
     everywhere,
@@ -287,18 +288,19 @@ class ManyStreams(Stream):
 
     @torch.no_grad()
     def start_as_additive(self):
-        """Reads that sum to one, so that no eps of a norm sees a factor; the share of the streams that are not at home stays as declared."""
+        """Reads and rows of the mix that sum to one to the last bits; the share of the streams that are not at home stays as declared."""
         o, n = self.options, self.options.streams
         unit_end = o.contraction == "mean" or (o.contraction == "head" and 0 < 1 / n - o.read_eps < 1)
         home = unit_read(n, o.home_logit, o.read_eps)
         if self.equals_at_start() is None or not unit_end or (o.read == "sigmoid" and home is None):
             return None
-        for site in self._own_sites() if o.read == "sigmoid" else ():
-            assert home is not None
-            own, other = home
-            bias = cast("Logits", site.logits["read"]).bias
-            bias.fill_(logit(other))
-            bias[site.home] = logit(own)
+        for site in self._own_sites():
+            biases = {name: cast("Logits", family).bias for name, family in site.logits.items()}
+            if o.read == "sigmoid" and home is not None:
+                biases["read"].fill_(logit(home[1]))
+                biases["read"][site.home] = logit(home[0])
+            if "mix" in biases:
+                biases["mix"].copy_(unit_rows(site.mixer, biases["mix"].dtype))
         if self.head is not None:
             self.head.bias.fill_(logit(1 / n - o.read_eps))
         return (1.0,) * len(self.layout)
@@ -339,22 +341,6 @@ class ManyStreams(Stream):
     ) -> Tensor:
         """Stream ``to`` of one token after the write, from what mixing made of it [d] and the update [d]; for the reference."""
         return mixed + write[to] * update
-
-
-def unit_read(streams: int, home_logit: float, eps: float) -> tuple[float, float] | None:
-    """Sigmoids of the home stream and of every other one that sum to one over all streams, with ``eps`` added to each.
-
-    The others keep sigmoid(-home_logit) where they come to half of the sum at most, and share that half otherwise. None where there is no
-    such pair: one stream alone would need a sigmoid of 1.
-    """
-    other = min(1 / (1 + math.exp(home_logit)), 0.5 / max(streams - 1, 1))
-    own = 1 - (streams - 1) * other - streams * eps
-    return (own, other) if 0 < own < 1 else None
-
-
-def logit(share: float) -> float:
-    """What the sigmoid makes ``share`` of."""
-    return math.log(share / (1 - share))
 
 
 def _matches(pattern: str, names: Iterable[str]) -> bool:

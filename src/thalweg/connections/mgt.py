@@ -293,9 +293,12 @@ class MGT(Stream):
 
     @classmethod
     def additive_options(cls, given):
-        has_norm_in_gate = MGTOptions(form=given.get("form", "full")).gated and given.get("gate") != "input_independent"
-        constant = {"gate_spread": 0.0} if has_norm_in_gate else {}  # at the start, so that it can be divided out
-        return {"preset": "residual", **constant}
+        """The gate divided by its start value, which is exact; with ``gate_open`` false it starts constant, to be divided out by the caller."""
+        if not MGTOptions(form=given.get("form", "full")).gated:
+            return {"preset": "residual"}
+        if given.get("gate_open", "gate_spread" not in given):
+            return {"preset": "residual", "gate_open": True}
+        return {"preset": "residual", **({} if given.get("gate") == "input_independent" else {"gate_spread": 0.0})}
 
     def start_as_additive(self):
         options, start = self.options, self.options.start

@@ -1,7 +1,8 @@
 """Decoders over any connection, their sizes, and the Hugging Face shell. Names load when they are first used."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from thalweg._lazy import lazy
 
 if TYPE_CHECKING:
     from thalweg.models.cache import DecoderCache
@@ -12,22 +13,6 @@ if TYPE_CHECKING:
     from thalweg.models.matching import match_flops, match_parameters
     from thalweg.models.size import Size, size_of
     from thalweg.models.trace import SiteRecord, StreamTrace
-
-_HOMES = {
-    "Decoder": "decoder",
-    "DecoderCache": "cache",
-    "DecoderConfig": "config",
-    "DecoderOutput": "decoder",
-    "Size": "size",
-    "SiteRecord": "trace",
-    "StreamTrace": "trace",
-    "ThalwegCache": "hf",
-    "ThalwegConfig": "hf_config",
-    "ThalwegForCausalLM": "hf",
-    "match_flops": "matching",
-    "match_parameters": "matching",
-    "size_of": "size",
-}
 
 __all__ = [
     "Decoder",
@@ -45,12 +30,16 @@ __all__ = [
     "size_of",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "cache": ("DecoderCache",),
+        "config": ("DecoderConfig",),
+        "decoder": ("Decoder", "DecoderOutput"),
+        "hf": ("ThalwegCache", "ThalwegForCausalLM"),
+        "hf_config": ("ThalwegConfig",),
+        "matching": ("match_flops", "match_parameters"),
+        "size": ("Size", "size_of"),
+        "trace": ("SiteRecord", "StreamTrace"),
+    },
+)

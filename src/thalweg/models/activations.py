@@ -12,8 +12,7 @@ from thalweg.connections import Tokens
 from thalweg.connections.base import tensors_of
 from thalweg.models.config import DecoderConfig
 from thalweg.models.decoder import Decoder, next_token_loss
-from thalweg.models.rotary import angles
-from thalweg.models.sublayers import TokenView
+from thalweg.models.look import view_of
 
 SAMPLED_LAYERS = 4  # deeper networks are extrapolated from their first layers, as in connections.cost
 
@@ -28,6 +27,8 @@ class Activations:
 
 def kept_activations(config: DecoderConfig, length: int, dtype: torch.dtype = torch.float32) -> Activations:
     """Measure one sequence of ``length`` tokens, its logits and loss included; weights and stream in ``dtype``."""
+    if config.dense_layers and "moe" in config.layers:
+        return mixed_activations(config, length, dtype)
 
     @functools.cache
     def measured(depth: int) -> tuple[int, int]:
@@ -39,6 +40,18 @@ def kept_activations(config: DecoderConfig, length: int, dtype: torch.dtype = to
     inputs = extend(lambda depth: measured(depth)[1], config.depth)
     edges = 2 * measured(1)[0] - measured(2)[0]  # what one block and no block at all would keep
     return Activations(full, min(full, edges + inputs + (full - before if config.depth > 1 else full - edges)))
+
+
+def mixed_activations(config: DecoderConfig, length: int, dtype: torch.dtype) -> Activations:
+    """The same where the first layers are dense and the others have experts: each counts as in a stack of its own kind."""
+    kinds = tuple("feed_forward" if kind == "moe" else kind for kind in config.layers)
+    dense, experts = (
+        kept_activations(config.replace(dense_layers=0, layers=layers), length, dtype)
+        for layers in (kinds, config.layers)
+    )
+    full = experts.full + (dense.full - experts.full) * config.dense_layers // config.depth
+    largest = dense if config.dense_layers == config.depth else max(dense, experts, key=lambda kept: kept.checkpointed)
+    return Activations(full, min(full, largest.checkpointed))
 
 
 def extend(measured: Callable[[int], int], depth: int) -> int:
@@ -70,7 +83,7 @@ def measure(config: DecoderConfig, length: int, dtype: torch.dtype) -> tuple[int
                 )
         embedding = torch.empty(1, length, config.width, dtype=dtype, requires_grad=True)
         positions = torch.arange(length)[None]
-        view = TokenView(*angles(positions, config.head_width, config.rope_base, dtype))
+        view = view_of(config, positions, dtype)
         entering = KeptBytes(decoder)
         for block in decoder.blocks:
             block.register_forward_pre_hook(

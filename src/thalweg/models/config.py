@@ -1,6 +1,7 @@
 """What a decoder is: one frozen dataclass, checked when it is made."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_type_hints
 
@@ -8,8 +9,9 @@ from thalweg import connections
 from thalweg.config import convert
 from thalweg.connections import ConnectionOptions, Site
 from thalweg.errors import InputError, UnknownNameError
+from thalweg.models.rotary import RotaryScaling
 
-SublayerKind = Literal["attention", "feed_forward", "parallel"]
+SublayerKind = Literal["attention", "feed_forward", "parallel", "moe"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,19 @@ class DecoderConfig:
     one layer, in order. initial_std, embedding_std: normal initialisation. bias: in all linear maps. gradient_checkpointing: recompute
     each block in the backward pass. logit_softcap: c tanh(logits / c), or None.
 
+    What published models have beside. head_size: width of one head (None: width / heads). attention_scale: factor on the products of queries
+    and keys (None: 1 / sqrt of the width of a head). attention_bias: which maps of attention have a bias (None: all or none, by ``bias``).
+    positions: rotary angles, or a learned vector for each position, added to the embedding. rotary_scaling: a rule that stretches the rotary
+    angles beyond the length that a model was trained on (None: none). windows: for every layer the number of tokens that its attention sees,
+    the present one included, 0 for all (empty: all layers see all). window_rope_base: base of the rotary angles in the layers with a window,
+    which are then not scaled (None: as in all others). embedding_scale: factor on the embedding before the stream.
+
+    Where ``layers`` names ``moe``: experts (routed), active_experts: how many there are, and how many of them a token takes.
+    shared_experts: how many more see every token. expert_width: inner width of one expert (None: that of the feed-forward sublayer shared
+    out over the active and the shared ones, rounded up to a multiple of 8, so that a token costs as much as without experts).
+    dense_layers: so many first layers have a feed-forward sublayer in its place. router: how experts are scored. balancing_rate: step of
+    the bias that evens their load out, after each update; 0 leaves it out.
+
     Raises: InputError or UnknownNameError with one line for the first value that is not allowed.
     """
 
@@ -34,7 +49,7 @@ class DecoderConfig:
     kv_heads: int | None = None
     connection: str = "additive"
     connection_options: dict[str, Any] = field(default_factory=dict, hash=False)
-    feed_forward: Literal["swiglu", "gelu"] = "swiglu"
+    feed_forward: Literal["swiglu", "gelu", "gelu_tanh", "geglu_tanh"] = "swiglu"
     ffn_width: int | None = None
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     norm_eps: float = 1e-6
@@ -49,34 +64,49 @@ class DecoderConfig:
     bias: bool = False
     gradient_checkpointing: bool = False
     logit_softcap: float | None = None
+    head_size: int | None = None
+    attention_scale: float | None = None
+    attention_bias: Literal["none", "qkv", "all"] | None = None
+    positions: Literal["rotary", "learned"] = "rotary"
+    rotary_scaling: RotaryScaling | None = None
+    windows: tuple[int, ...] = ()
+    window_rope_base: float | None = None
+    embedding_scale: float = 1.0
+    experts: int = 8
+    active_experts: int = 2
+    shared_experts: int = 1
+    expert_width: int | None = None
+    dense_layers: int = 0
+    router: Literal["sigmoid", "softmax"] = "sigmoid"
+    balancing_rate: float = 1e-3
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
         for f in dataclasses.fields(self):
             object.__setattr__(self, f.name, convert(hints[f.name], getattr(self, f.name), f.name))
-        for name in ("vocab_size", "width", "depth", "heads", "kv_heads", "ffn_width", "max_length"):
+        for name in _POSITIVE:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
-        for name in ("norm_eps", "rope_base", "logit_softcap"):
+        for name in _ABOVE_ZERO:
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise InputError(f"{name} must be positive and finite, got {value}")
-        for name in ("initial_std", "embedding_std"):
+        for name in ("initial_std", "embedding_std", "balancing_rate"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise InputError(f"{name} must be finite and not negative, got {getattr(self, name)}")
         if not self.layers:
-            raise InputError("layers must name at least one sublayer: attention, feed_forward or parallel")
-        if self.width % self.heads:
-            raise InputError(f"width must be a multiple of heads, got width {self.width} and heads {self.heads}")
-        if self.head_width % 2:
+            raise InputError("layers must name at least one sublayer: attention, feed_forward, parallel or moe")
+        if self.head_size is None and self.width % self.heads:
             raise InputError(
-                f"width / heads must be even for rotary positions, got {self.width} / {self.heads} = {self.head_width}; change width or heads"
+                f"width must be a multiple of heads, got width {self.width} and heads {self.heads}; change them or give head_size"
             )
+        self._check_positions()
         if self.heads % self.key_value_heads:
             raise InputError(
                 f"heads must be a multiple of kv_heads, got heads {self.heads} and kv_heads {self.kv_heads}"
             )
+        self._check_experts()
         object.__setattr__(
             self, "connection", connections.registry.entry(self.connection).name
         )  # an alias is the same connection
@@ -85,7 +115,21 @@ class DecoderConfig:
     @property
     def head_width(self) -> int:
         """Width of one head."""
-        return self.width // self.heads
+        return self.width // self.heads if self.head_size is None else self.head_size
+
+    @property
+    def gated(self) -> bool:
+        """Whether the feed-forward sublayer has a gate beside its first map."""
+        return self.feed_forward in ("swiglu", "geglu_tanh")
+
+    @property
+    def biased_attention(self) -> str:
+        """``attention_bias`` with its default filled in."""
+        return ("all" if self.bias else "none") if self.attention_bias is None else self.attention_bias
+
+    def window(self, layer: int) -> int:
+        """How many tokens the attention of ``layer`` sees; 0: all."""
+        return self.windows[layer] if self.windows else 0
 
     @property
     def key_value_heads(self) -> int:
@@ -97,12 +141,19 @@ class DecoderConfig:
         """``ffn_width`` with its default filled in."""
         if self.ffn_width is not None:
             return self.ffn_width
-        return 4 * self.width if self.feed_forward == "gelu" else -(-8 * self.width // 24) * 8
+        return -(-8 * self.width // 24) * 8 if self.gated else 4 * self.width
+
+    @property
+    def expert_feed_forward_width(self) -> int:
+        """``expert_width`` with its default filled in."""
+        if self.expert_width is not None:
+            return self.expert_width
+        return -(-self.feed_forward_width // (8 * (self.active_experts + self.shared_experts))) * 8
 
     @property
     def sites(self) -> tuple[Site, ...]:
         """Where the sublayers stand, in order."""
-        return Site.stack(self.depth, self.layers)
+        return layout(self.depth, self.layers, self.dense_layers)
 
     def stream_options(self) -> ConnectionOptions:
         """The connection's options, with the model's norm as their default. Raises: UnknownNameError, InputError."""
@@ -112,6 +163,40 @@ class DecoderConfig:
         """The same as plain values, as ``connections.create`` takes them."""
         return {"norm": self.norm, "norm_eps": self.norm_eps, **self.connection_options}
 
+    def _check_positions(self) -> None:
+        if self.positions == "rotary" and self.head_width % 2:
+            raise InputError(
+                f"width / heads must be even for rotary positions, got {self.width} / {self.heads} = {self.head_width}; "
+                "change width or heads"
+                if self.head_size is None
+                else f"head_size must be even for rotary positions, got {self.head_size}"
+            )
+        if self.windows and (len(self.windows) != self.depth or min(self.windows) < 0):
+            raise InputError(
+                f"windows has one number of tokens for each of the {self.depth} layers, 0 for all tokens, got {self.windows}"
+            )
+        if self.window_rope_base is not None and not any(self.windows):
+            raise InputError("window_rope_base is for layers with a window, and windows names none; leave it out")
+        if self.positions == "learned" and (self.rotary_scaling or self.window_rope_base):
+            raise InputError(
+                "learned positions have no angles: leave rotary_scaling and window_rope_base out, or positions"
+            )
+
+    def _check_experts(self) -> None:
+        if self.active_experts > self.experts:
+            raise InputError(
+                f"active_experts must be at most experts, got {self.active_experts} of {self.experts}; take fewer or make more"
+            )
+        for name, most in (("shared_experts", None), ("dense_layers", self.depth)):
+            value = getattr(self, name)
+            if value < 0 or (most is not None and value > most):
+                allowed = "at least 0" if most is None else f"0 to depth ({most})"
+                raise InputError(f"{name} must be {allowed}, got {value}")
+        if "moe" in self.layers and (self.feed_forward != "swiglu" or self.bias):
+            raise InputError(
+                f"experts are swiglu without bias, got feed_forward {self.feed_forward!r} and bias {self.bias}; leave them or moe out"
+            )
+
     def replace(self, **changes: Any) -> "DecoderConfig":
         """A new config with some fields changed. Raises: UnknownNameError, InputError."""
         known = {f.name for f in dataclasses.fields(self)}
@@ -119,3 +204,18 @@ class DecoderConfig:
             if name not in known:
                 raise UnknownNameError("key", name, known)
         return dataclasses.replace(self, **changes)
+
+
+_ABOVE_ZERO = ("norm_eps", "rope_base", "window_rope_base", "logit_softcap", "attention_scale", "embedding_scale")
+_POSITIVE = (
+    *("vocab_size", "width", "depth", "heads", "kv_heads", "head_size", "ffn_width", "max_length"),
+    *("experts", "active_experts", "expert_width"),
+)
+
+
+def layout(depth: int, layers: Sequence[str], dense_layers: int) -> tuple[Site, ...]:
+    """The sites of a decoder: ``layers`` in each of ``depth`` layers, the first ``dense_layers`` with a feed-forward in place of experts."""
+    return tuple(
+        dataclasses.replace(site, kind="feed_forward") if site.kind == "moe" and site.layer < dense_layers else site
+        for site in Site.stack(depth, layers)
+    )

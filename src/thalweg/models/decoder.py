@@ -16,7 +16,7 @@ from thalweg.models.block import Block
 from thalweg.models.cache import DecoderCache
 from thalweg.models.config import DecoderConfig
 from thalweg.models.init import initialise, one_seed
-from thalweg.models.look import check_ids, look
+from thalweg.models.look import IGNORED, check_ids, check_labels, look
 from thalweg.models.sublayers import Sublayer, TokenView
 from thalweg.models.trace import StreamTrace
 from thalweg.ops.precision import wide
@@ -39,10 +39,16 @@ class Decoder(nn.Module):
 
     def __init__(self, config: DecoderConfig, *, generator: torch.Generator | None = None):
         super().__init__()
+        if not isinstance(config, DecoderConfig):
+            raise InputError(
+                f"a Decoder is made of a DecoderConfig, got {type(config).__name__}; give DecoderConfig(vocab_size=..., width=..., ...)"
+            )
         self.config = config
         self.gradient_checkpointing = config.gradient_checkpointing
         with one_seed(generator) as seed:
             self.embedding = nn.Embedding(config.vocab_size, config.width)
+            learned = config.positions == "learned"
+            self.position_embedding = nn.Embedding(config.max_length, config.width) if learned else None
             self.stream = connections.create(
                 config.connection, width=config.width, sites=config.sites, **config.stream_values()
             )
@@ -76,22 +82,42 @@ class Decoder(nn.Module):
         position_ids [b t]: default 0, 1, ... over the real tokens of a row or of a segment. segments [b t]: equal within one packed
         document; tokens see their own document only. cache: holds the earlier tokens of the same rows and is extended in place. trace:
         filled with what happened to the stream. logits_to_keep: the last n positions only (0: all).
-        Raises: InputError for ids outside the vocabulary (on CPU), too long a sequence, or arguments that do not fit together; ShapeError.
+        Raises: InputError for ids or labels outside the vocabulary (on CPU), too long a sequence, the cache of another model, or arguments
+        of another kind or that do not fit together; ShapeError.
         """
         check_ids(input_ids, self.embedding.num_embeddings)
-        if labels is not None and (labels.shape != input_ids.shape or logits_to_keep):
-            raise InputError(
-                f"labels must be aligned with input_ids {tuple(input_ids.shape)} and need all logits, got labels {tuple(labels.shape)} "
-                f"and logits_to_keep {logits_to_keep}"
-            )
-        if logits_to_keep < 0:
-            raise InputError(f"logits_to_keep must be at least 0 (all positions), got {logits_to_keep}")
+        if labels is not None:
+            check_labels(labels, input_ids, self.embedding.num_embeddings)
+        self.check_rest(cache, trace, logits_to_keep, scored=labels is not None)
         tokens, view = look(
             self.config, self.embedding.weight.dtype, input_ids, attention_mask, position_ids, segments, cache
         )
-        hidden = self.run(self.embedding(input_ids), tokens, view, cache, trace)
+        hidden = self.run(self.embed(input_ids, tokens.positions), tokens, view, cache, trace)
         logits = self.unembed(hidden[:, -logits_to_keep:] if logits_to_keep else hidden)
         return DecoderOutput(logits, None if labels is None else next_token_loss(logits, labels), cache)
+
+    def check_rest(self, cache: object, trace: object, logits_to_keep: object, *, scored: bool) -> None:
+        """What is no token of the call. Raises: InputError."""
+        if not isinstance(logits_to_keep, int | torch.SymInt) or isinstance(logits_to_keep, bool) or logits_to_keep < 0:
+            raise InputError(
+                f"logits_to_keep must be a whole number of at least 0 (all positions), got {logits_to_keep!r:.40}"
+            )
+        if scored and logits_to_keep:
+            raise InputError(f"labels need all logits, got logits_to_keep {logits_to_keep}; leave one of them out")
+        if trace is not None and not isinstance(trace, StreamTrace):
+            raise InputError(f"trace must be a StreamTrace, got {type(trace).__name__}; make one by StreamTrace()")
+        if cache is None:
+            return
+        if not isinstance(cache, DecoderCache):
+            raise InputError(f"cache must be a DecoderCache, got {type(cache).__name__}; make one by DecoderCache()")
+        if not torch.compiler.is_compiling():
+            cache.claim(self)
+
+    def embed(self, input_ids: Int[Tensor, "b t"], positions: Int[Tensor, "b t"] | None) -> Float[Tensor, "b t d"]:
+        """Token ids [b t] -> what enters the stream [b t d], scaled and with learned positions where the model has them."""
+        embedding, scale = self.embedding(input_ids), self.config.embedding_scale
+        embedding = embedding if scale == 1 else embedding * scale
+        return embedding if self.position_embedding is None else embedding + self.position_embedding(positions)
 
     def run(
         self,
@@ -159,5 +185,5 @@ def check_stream(name: str, stream: Stream) -> None:
 
 def next_token_loss(logits: Float[Tensor, "b t v"], labels: Int[Tensor, "b t"]) -> Float[Tensor, ""]:
     """Mean cross-entropy of token t+1 under the logits at t, in nats, over the labels that are not -100."""
-    following = F.pad(labels[:, 1:], (0, 1), value=-100)
-    return F.cross_entropy(wide(logits).flatten(0, 1), following.flatten(), ignore_index=-100)
+    following = F.pad(labels[:, 1:].long(), (0, 1), value=IGNORED)
+    return F.cross_entropy(wide(logits).flatten(0, 1), following.flatten(), ignore_index=IGNORED)

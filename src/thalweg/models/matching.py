@@ -6,7 +6,7 @@ from typing import Literal
 
 from thalweg.errors import InputError, UnknownNameError
 from thalweg.models.config import DecoderConfig
-from thalweg.models.size import flops, parameters
+from thalweg.models.size import FEEDING, flops, parameters
 
 Adjust = Literal["ffn_width", "width"]
 Count = Literal["total", "non_embedding"]
@@ -67,6 +67,10 @@ def _match(
     if adjust == "ffn_width":
         if all(kind == "attention" for kind in config.layers):
             raise InputError("an attention-only stack has no ffn_width to adjust; use adjust='width'")
+        if config.expert_width is not None and not any(site.kind in FEEDING for site in config.sites):
+            raise InputError(
+                "ffn_width changes nothing here: leave expert_width out, so that it follows, or use adjust='width'"
+            )
         start = config.feed_forward_width
     elif adjust == "width":
         start = config.width // (2 * config.heads)

@@ -10,7 +10,7 @@ from thalweg import connections
 from thalweg.config import to_plain
 from thalweg.connections import cost
 from thalweg.models.activations import Activations, kept_activations
-from thalweg.models.config import DecoderConfig
+from thalweg.models.config import DecoderConfig, layout
 
 Counts = dict[str, float]
 
@@ -22,7 +22,8 @@ class Size:
     parameters: by part, each counted once (``unembedding`` is 0 where it is tied). flops: of one forward pass, per token, by part; a
     multiply-add is two. Sublayers and unembedding count their matrix products; ``attention_scores`` counts whole rows, as
     ``torch.utils.flop_counter`` does (a causal kernel does half); ``stream`` counts its element-wise work too, so that connections differ
-    by all they cost. activation_bytes: what autograd keeps for one sequence, logits and loss included.
+    by all they cost. activation_bytes: what autograd keeps for one sequence, logits and loss included. With experts, ``routed_experts``
+    counts all of them in parameters, and in FLOPs those that a token takes.
     """
 
     config: DecoderConfig
@@ -39,6 +40,12 @@ class Size:
     @property
     def non_embedding_parameters(self) -> int:
         return self.total_parameters - self.parameters["embedding"] - self.parameters["unembedding"]
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that one token uses: all but the routed experts that it is not sent to."""
+        routed, config = self.parameters.get("routed_experts", 0), self.config
+        return self.total_parameters - routed // config.experts * (config.experts - config.active_experts)
 
     @property
     def forward_flops(self) -> float:
@@ -72,6 +79,11 @@ class Size:
         return [
             *table,
             f"without embeddings: {self.non_embedding_parameters:,} parameters",
+            *(
+                [f"active for a token: {self.active_parameters:,} parameters"]
+                if self.active_parameters < self.total_parameters
+                else []
+            ),
             f"training: {self.train_flops:,.0f} FLOPs per token{recompute}",
             f"activations: {readable(self.activation_bytes)} for one sequence of {self.length} tokens in {self.dtype}",
         ]
@@ -103,34 +115,64 @@ def parameters(config: DecoderConfig) -> dict[str, int]:
     counts = {"embedding": config.vocab_size * d, "unembedding": 0 if config.tie_embeddings else config.vocab_size * d}
     stream, inner_norms = _stream(_key(config))
     counts |= {"attention": 0, "feed_forward": 0, "stream": stream}
-    q, kv = d, config.key_value_heads * config.head_width
-    gates = {"none": 0, "head": config.heads, "element": d}[config.attention_gate]
+    if config.positions == "learned":
+        counts["embedding"] += config.max_length * d
+    q, kv = config.heads * config.head_width, config.key_value_heads * config.head_width
+    gates = {"none": 0, "head": config.heads, "element": q}[config.attention_gate]
+    inner, outer = config.biased_attention != "none", config.biased_attention == "all"
     attention = (
-        sum((d + bias) * out for out in (q, kv, kv, gates))
-        + (q + bias) * d
+        sum((d + inner) * out for out in (q, kv, kv))
+        + (d + outer) * gates
+        + (q + outer) * d
         + (2 * config.head_width if config.qk_norm else 0)
     )
-    f = config.feed_forward_width
-    feed_forward = (2 if config.feed_forward == "swiglu" else 1) * (d + bias) * f + (f + bias) * d
+
+    def feed_forward(f: int, with_norm: bool) -> int:
+        return (2 if config.gated else 1) * (d + bias) * f + (f + bias) * d + f * with_norm
+
+    def experts(with_norm: bool) -> dict[str, int]:
+        f = config.expert_feed_forward_width
+        together = config.shared_experts * f
+        return {
+            "routed_experts": config.experts * feed_forward(f, False),
+            "shared_experts": feed_forward(together, with_norm) if together else 0,
+            "router": config.experts * d + f * with_norm,
+        }
+
     for site, with_norm in zip(config.sites, inner_norms, strict=True):
-        if site.kind != "feed_forward":
-            counts["attention"] += attention + d * with_norm
-        if site.kind != "attention":
-            counts["feed_forward"] += feed_forward + f * with_norm
+        if site.kind in ATTENDING:
+            counts["attention"] += attention + q * with_norm
+        if site.kind in FEEDING:
+            counts["feed_forward"] += feed_forward(config.feed_forward_width, with_norm)
+        if site.kind == "moe":
+            for name, count in experts(with_norm).items():
+                counts[name] = counts.get(name, 0) + count
     return counts
+
+
+ATTENDING, FEEDING = ("attention", "parallel"), ("feed_forward", "parallel")  # kinds of sublayers with such a branch
 
 
 def flops(config: DecoderConfig, length: int) -> Counts:
     """Forward FLOPs per token by part; see :class:`Size`."""
     d, f = config.width, config.feed_forward_width
-    kv = config.key_value_heads * config.head_width
-    gates = {"none": 0, "head": config.heads, "element": d}[config.attention_gate]
-    attentions = config.depth * sum(kind != "feed_forward" for kind in config.layers)
-    feed_forwards = config.depth * sum(kind != "attention" for kind in config.layers)
+    q, kv = config.heads * config.head_width, config.key_value_heads * config.head_width
+    gates = {"none": 0, "head": config.heads, "element": q}[config.attention_gate]
+    kinds = [site.kind for site in config.sites]
+    attentions = sum(kind in ATTENDING for kind in kinds)
+    feed_forwards = sum(kind in FEEDING for kind in kinds)
+    mixtures = kinds.count("moe")
+    expert = 6.0 * mixtures * d * config.expert_feed_forward_width
+    mixture = {
+        "routed_experts": expert * config.active_experts,
+        "shared_experts": expert * config.shared_experts,
+        "router": 2.0 * mixtures * d * config.experts,
+    }
     return {
-        "attention": 2.0 * attentions * d * (2 * d + 2 * kv + gates),
-        "attention_scores": 4.0 * attentions * length * d,
-        "feed_forward": 2.0 * feed_forwards * d * f * (3 if config.feed_forward == "swiglu" else 2),
+        "attention": 2.0 * attentions * d * (2 * q + 2 * kv + gates),
+        "attention_scores": 4.0 * attentions * length * q,
+        "feed_forward": 2.0 * feed_forwards * d * f * (3 if config.gated else 2),
+        **(mixture if mixtures else {}),
         "stream": stream_flops(config, length),
         "unembedding": 2.0 * config.vocab_size * d,
     }
@@ -144,12 +186,13 @@ def stream_flops(config: DecoderConfig, length: int) -> float:
 def _key(config: DecoderConfig) -> str:
     """What the stream depends on, as text that a cache can hold."""
     values = to_plain(config.stream_values())
-    return json.dumps([config.connection, config.width, config.depth, list(config.layers), values], sort_keys=True)
+    stack = [config.depth, list(config.layers), config.dense_layers]
+    return json.dumps([config.connection, config.width, stack, values], sort_keys=True)
 
 
 def _make(key: str, sites=None) -> connections.Stream:
-    name, width, depth, kinds, values = json.loads(key)
-    return connections.create(name, width=width, sites=sites or connections.Site.stack(depth, kinds), **values)
+    name, width, stack, values = json.loads(key)
+    return connections.create(name, width=width, sites=sites or layout(*stack), **values)
 
 
 @functools.lru_cache(maxsize=256)
@@ -163,9 +206,8 @@ def _stream(key: str) -> tuple[int, tuple[bool, ...]]:
 
 @functools.lru_cache(maxsize=256)
 def _stream_flops(key: str, length: int) -> float:
-    _, width, depth, kinds, _ = json.loads(key)
-    sites = connections.Site.stack(depth, kinds)
-    return cost.measure(lambda layout: _make(key, layout), sites, width=width, length=length).flops_per_token
+    _, width, stack, _ = json.loads(key)
+    return cost.measure(lambda sites: _make(key, sites), layout(*stack), width=width, length=length).flops_per_token
 
 
 def readable(count: float) -> str:

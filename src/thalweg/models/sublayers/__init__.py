@@ -5,9 +5,10 @@ from thalweg.models.config import DecoderConfig
 from thalweg.models.sublayers.attention import Attention
 from thalweg.models.sublayers.base import Map, Sublayer, TokenView
 from thalweg.models.sublayers.feed_forward import FeedForward
+from thalweg.models.sublayers.moe import MixtureOfExperts
 from thalweg.models.sublayers.parallel import Parallel
 
-KINDS: dict[str, type[Sublayer]] = {cls.kind: cls for cls in (Attention, FeedForward, Parallel)}
+KINDS: dict[str, type[Sublayer]] = {cls.kind: cls for cls in (Attention, FeedForward, Parallel, MixtureOfExperts)}
 
 
 def create(kind: str, config: DecoderConfig, requirements: Requirements, index: int) -> Sublayer:
@@ -15,4 +16,14 @@ def create(kind: str, config: DecoderConfig, requirements: Requirements, index: 
     return KINDS[kind](config, requirements, index)
 
 
-__all__ = ["KINDS", "Attention", "FeedForward", "Map", "Parallel", "Sublayer", "TokenView", "create"]
+__all__ = [
+    "KINDS",
+    "Attention",
+    "FeedForward",
+    "Map",
+    "MixtureOfExperts",
+    "Parallel",
+    "Sublayer",
+    "TokenView",
+    "create",
+]

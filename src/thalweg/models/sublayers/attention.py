@@ -18,6 +18,7 @@ class Attention(Sublayer):
     Source: rotary positions, Su et al. 2021 (arXiv 2104.09864); grouped heads, Ainslie et al. 2023 (arXiv 2305.13245); output gate, Qiu et
     al. 2025 (arXiv 2505.06708, position G1: a sigmoid of the sublayer's input on the attention output, before the output map); inner norm,
     Wang et al. 2022 (arXiv 2210.06423); norm of queries and keys per head, before the rotation, Henry et al. 2020 (arXiv 2010.04245).
+    With a window of w tokens a token sees itself and the w - 1 before it. The cache keeps all tokens, windows or not.
     Deviations: a padded token sees itself, so that no softmax is empty; its output is finite and nobody reads it.
     """
 
@@ -25,27 +26,38 @@ class Attention(Sublayer):
 
     def __init__(self, config, requirements, index):
         super().__init__(config, requirements, index)
-        d, w, bias = config.width, config.head_width, config.bias
+        d, w = config.width, config.head_width
+        qkv_bias, bias = config.biased_attention != "none", config.biased_attention == "all"
         self.heads, self.kv_heads, self.head_width = config.heads, config.key_value_heads, w
-        self.query = nn.Linear(d, self.heads * w, bias=bias)
-        self.key = nn.Linear(d, self.kv_heads * w, bias=bias)
-        self.value = nn.Linear(d, self.kv_heads * w, bias=bias)
+        self.scale, self.window = config.attention_scale, config.window(config.sites[index].layer)
+        self.query = nn.Linear(d, self.heads * w, bias=qkv_bias)
+        self.key = nn.Linear(d, self.kv_heads * w, bias=qkv_bias)
+        self.value = nn.Linear(d, self.kv_heads * w, bias=qkv_bias)
         self.output = nn.Linear(self.heads * w, d, bias=bias)
         gates = {"none": 0, "head": self.heads, "element": self.heads * w}[config.attention_gate]
         self.gate = nn.Linear(d, gates, bias=bias) if gates else None
         self.query_norm, self.key_norm = (
             Norm(w, config.norm if config.qk_norm else "none", eps=config.norm_eps) for _ in range(2)
         )
-        self.inner_norm = Norm(d, config.norm if requirements.inner_norm else "none", eps=config.norm_eps)
+        self.inner_norm = Norm(self.heads * w, config.norm if requirements.inner_norm else "none", eps=config.norm_eps)
 
     def forward(self, x, view, cache=None):
-        q = rotate(self.query_norm(self.split(self.query(x))), view.cos, view.sin)
-        k = rotate(self.key_norm(self.split(self.key(x))), view.cos, view.sin)
+        view = view.windowed[self.window] if self.window else view
+        q = self.query_norm(self.split(self.query(x)))
+        k = self.key_norm(self.split(self.key(x)))
         v = self.split(self.value(x))
+        if view.cos is not None and view.sin is not None:
+            q, k = rotate(q, view.cos, view.sin), rotate(k, view.cos, view.sin)
         if cache is not None:
             k, v = cache.extend(self.index, k, v)
         y = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=view.allowed, is_causal=view.allowed is None, enable_gqa=self.heads != self.kv_heads
+            q,
+            k,
+            v,
+            attn_mask=view.allowed,
+            is_causal=view.allowed is None,
+            scale=self.scale,
+            enable_gqa=self.heads != self.kv_heads,
         )
         y = y.transpose(1, 2)
         if self.gate is not None:

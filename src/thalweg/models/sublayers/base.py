@@ -1,8 +1,8 @@
 """What every sublayer is: a map of [b t d] to [b t d] that can name its branches and its weights."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -11,29 +11,35 @@ from thalweg.connections import Requirements
 from thalweg.models.cache import DecoderCache
 from thalweg.models.config import DecoderConfig
 
+if TYPE_CHECKING:
+    from thalweg.models.sublayers.moe import ExpertLinear
+
 
 @dataclass
 class TokenView:
-    """What the attention layers of one call share.
+    """What the sublayers of one call share.
 
-    cos, sin [b t w/2]: rotary angles of the tokens of this call. allowed [b or 1, 1, t, p+t], True where a token may look; None: plain
-    causal attention over the tokens of this call.
+    cos, sin [b t w/2]: rotary angles of the tokens of this call; None with learned positions. allowed [b or 1, 1, t, p+t], True where a
+    token may look; None: plain causal attention over the tokens of this call. real [b t], True where a token is no padding; None: all are.
+    windowed: by window size, the same for the layers that see so many tokens only.
     """
 
-    cos: Float[Tensor, "b t half"]
-    sin: Float[Tensor, "b t half"]
+    cos: Float[Tensor, "b t half"] | None
+    sin: Float[Tensor, "b t half"] | None
     allowed: Bool[Tensor, "b 1 t k"] | None = None
+    real: Bool[Tensor, "b t"] | None = None
+    windowed: "dict[int, TokenView]" = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Map:
-    """One linear map of a sublayer, for its initialisation.
+    """One linear map of a sublayer, or one per expert, for its initialisation.
 
     gained: it carries what the stream sees (value, attention output, feed-forward in and out), so ``Requirements.gain`` holds for it;
     queries, keys and gates only choose. last: the last map of its branch, which ``Requirements.output_gain`` is for.
     """
 
-    linear: nn.Linear
+    linear: "nn.Linear | ExpertLinear"
     gained: bool = True
     last: bool = False
 

@@ -1,0 +1,124 @@
+"""Convert: any supported decoder to another connection, with the proof that it computes what it computed."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from thalweg.errors import InputError, ProofError, UnknownNameError
+from thalweg.models import ThalwegConfig, ThalwegForCausalLM
+from thalweg.surgery import text as texts
+from thalweg.surgery.proof import TOLERANCE, Proof, compare, prove
+from thalweg.surgery.source import Source, as_additive, open_source
+from thalweg.surgery.target import options_of, under
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+class Conversion(NamedTuple):
+    """A new model of ours, and what was proved of it."""
+
+    model: ThalwegForCausalLM
+    proof: Proof
+
+
+def convert(
+    model: Any,
+    connection: str = "additive",
+    *,
+    options: dict[str, Any] | None = None,
+    dtype: str = "float32",
+    tokenizer: Any = None,
+    text: str | Path | None = None,
+    tokens: Tensor | None = None,
+    length: int | None = None,
+    allow_drift: bool = False,
+    **more: Any,
+) -> Conversion:
+    """A new model with the weights of ``model`` whose layers write to the stream by ``connection``; the given one is not changed.
+
+    model: a decoder of transformers of a known family or of ours with the additive connection, a folder, a name on a hub, or a
+    :class:`Source`. connection: the name of one, or of a recipe (``closed_delta``). options, more: options of the connection; norms come
+    from the model. dtype: ``float32`` (logits equal to 1e-4) or ``float64`` (to 1e-9), of the new model and of the proof. tokenizer, text,
+    tokens, length: what the two are compared on: by default the held-out novel of the shipped corpus, cut by the model's tokenizer into
+    rows of ``length`` tokens; or ``tokens`` [rows length]. allow_drift: return a model that fails its proof too.
+
+    Where the connection can start as the additive one it does, and the result is proved equal. Where it cannot (post-norm, DeepNorm,
+    Highway, the k-map of Deep Delta Learning) the result is a warm start, and its proof says how far it drifted.
+    Raises: InputError, UnknownNameError for what cannot be converted; CheckpointError, OfflineError for a model that cannot be loaded;
+    ProofError when the proof fails.
+    """
+    if dtype not in DTYPES:
+        raise UnknownNameError("value for dtype:", dtype, DTYPES)
+    wanted = DTYPES[dtype]
+    source = model if isinstance(model, Source) else open_source(model, tokenizer=tokenizer, dtype=wanted)
+    theirs, additive = as_additive(source, wanted)
+    name, values = options_of(connection, additive, {**(options or {}), **more})
+    vocab, longest = additive.config.vocab_size, additive.config.max_length
+    if tokens is not None and (text is not None or length is not None):
+        raise InputError("tokens are the whole sample: leave text and length out")
+    sample = (
+        texts.given(tokens, vocab, longest)
+        if tokens is not None
+        else texts.sample(source.tokenizer, vocab, longest, text=text, length=length)
+    )
+    made, equal, notes = under(additive, name, values)
+    found, imported = compare(theirs, made, sample, wanted), None
+    if not equal or not found.difference <= TOLERANCE[wanted]:  # whose fault it is, or where the drift begins
+        imported = compare(theirs, additive, sample, wanted).difference
+    proof = prove(
+        {"source": source.name, "family": source.family},
+        found,
+        sample,
+        ours=made,
+        equal=equal,
+        imported=imported,
+        dtype=wanted,
+        notes=(*notes, *left_behind(source)),
+    )
+    if not proof.passed and not allow_drift:
+        raise ProofError(why(proof))
+    return Conversion(shell(source, made), proof)
+
+
+def why(proof: Proof) -> str:
+    """The line of a proof that failed: by how much, where, and whose fault it is."""
+    worst = next(c for c in proof.cases if c.difference == proof.difference or c.difference != c.difference)
+    wrong_map = proof.imported is not None and not proof.imported <= proof.tolerance
+    fault = (
+        f"the map of family {proof.family!r} is wrong for this model"
+        if wrong_map
+        else f"the start of {proof.connection!r} is not the function of the model"
+    )
+    return (
+        f"{proof.source}: logits differ by {proof.difference:.3g} ({worst.name}), {proof.tolerance:g} is allowed in {proof.dtype}: {fault}; "
+        "nothing was written, --allow-drift takes it as it is"
+    )
+
+
+def left_behind(source: Source) -> tuple[str, ...]:
+    """What of the source's behaviour the result does not have."""
+    config = getattr(source.model, "config", None)
+    names = ("attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop")
+    dropped = [name for name in names if getattr(config, name, 0.0)]
+    return (
+        (f"dropout in training ({', '.join(dropped)}) is not carried over",) if dropped and source.ours is None else ()
+    )
+
+
+def shell(source: Source, made: Any) -> ThalwegForCausalLM:
+    """The decoder in the shell of Hugging Face, with the special tokens of the source."""
+    config = ThalwegConfig.of(made.config, **source.settings)
+    config.dtype = next(made.parameters()).dtype
+    with torch.device("meta"):
+        model = ThalwegForCausalLM(config)
+    model.decoder = made
+    model._tied_weights_keys = _shared(model)
+    return model.eval()
+
+
+def _shared(model: ThalwegForCausalLM) -> dict[str, str]:
+    from thalweg.models.sharing import shared_parameters
+
+    return shared_parameters(model)

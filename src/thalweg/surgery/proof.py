@@ -1,0 +1,208 @@
+"""The proof that two models are the same function, or the measure of how far they are not: their logits on the same tokens."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from thalweg.config import to_plain
+from thalweg.models import Decoder, DecoderCache
+from thalweg.surgery.text import Sample
+from thalweg.surgery.wide import running
+
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}  # largest difference of a logit
+SHORT = 24  # tokens of the passes that are padded
+STEPS = 6  # tokens that are decoded one by one
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way of running both models: name, tokens compared, largest difference of a logit."""
+
+    name: str
+    tokens: int
+    difference: float
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What a conversion did to the function of a model.
+
+    claim: ``equal``, or ``warm start`` where the connection cannot begin as the model was. passed: whether every case stayed within
+    ``tolerance`` (largest absolute difference of a logit); of a warm start, whether the model in our terms did, before its connection was
+    changed. imported: that difference (None where the proof passed and nobody asked). difference, mean_difference: largest and mean
+    absolute difference of a logit between the model and the result. kl: mean over tokens of KL(model || result), in nats. loss_before,
+    loss_after: mean nats per token on the text. cases: the ways of running them. notes: what the result does not carry over.
+    """
+
+    source: str
+    family: str
+    connection: str
+    connection_options: dict[str, Any]
+    claim: Literal["equal", "warm start"]
+    passed: bool
+    dtype: str
+    tolerance: float
+    difference: float
+    mean_difference: float
+    kl: float
+    loss_before: float
+    loss_after: float
+    imported: float | None
+    tokens: int
+    text: str
+    text_sha256: str
+    cut_by: str
+    cases: tuple[Case, ...] = ()
+    notes: tuple[str, ...] = ()
+    thalweg: str = ""
+    schema: int = 1
+
+    def plain(self) -> dict[str, Any]:
+        """As it stands in ``proof.json``."""
+        return to_plain(self)
+
+    def lines(self) -> list[str]:
+        """For people."""
+        verdict = {
+            ("equal", True): "equal",
+            ("equal", False): "NOT equal",
+            ("warm start", True): "warm start, not equal",
+            ("warm start", False): "warm start of a model that was NOT read correctly",
+        }[self.claim, self.passed]
+        bound = f" (allowed: {self.tolerance:g})" if self.claim == "equal" else ""
+        gaps = f"largest difference of a logit {self.difference:.2e}{bound}, mean {self.mean_difference:.2e}"
+        return [
+            f"{verdict}: {gaps}, in {self.dtype} on {self.tokens} tokens of {self.text}",
+            f"loss {self.loss_before:.6f} -> {self.loss_after:.6f} nats per token, KL {self.kl:.2e}",
+            *(f"note: {note}" for note in self.notes),
+        ]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two models on the same tokens; see :class:`Proof`."""
+
+    cases: tuple[Case, ...]
+    mean_difference: float
+    kl: float
+    loss_before: float
+    loss_after: float
+    tokens: int
+
+    @property
+    def difference(self) -> float:
+        return largest(case.difference for case in self.cases)
+
+
+def largest(values: Any) -> float:
+    """The maximum, where a NaN is more than any number."""
+    found = torch.tensor(list(values), dtype=torch.float64)
+    return float(found.max())  # torch's maximum keeps NaN
+
+
+def compare(theirs: nn.Module, ours: Decoder, sample: Sample, dtype: torch.dtype) -> Comparison:
+    """Run both models in ``dtype`` on the rows of the sample: whole, short, padded on either side, and with a cache in pieces."""
+    device = next(ours.parameters()).device
+    ids = sample.ids.to(device)
+    length = ids.shape[1]
+    cases, sums, scored = [], torch.zeros(4, dtype=torch.float64), 0
+    with running(theirs, dtype), running(ours, dtype):
+        for i, row in enumerate(ids):
+            row = row[None]
+            before, after = logits_of(theirs, row), ours(row).logits
+            cases.append(Case(f"row {i}, {length} tokens", length, gap(before, after)))
+            sums += torch.stack([(before - after).abs().double().mean(), *scores(before[0], after[0], row[0])])
+            scored += 1
+            if i == 0:
+                cases += [
+                    Case(f"{n} tokens", n, gap(logits_of(theirs, row[:, :n]), ours(row[:, :n]).logits))
+                    for n in {1, 2, length // 2}
+                ]
+            cases.append(Case(f"row {i}, cached", length, gap(before, in_pieces(ours, row))))
+        for side, mask in padded(ids[:, : min(SHORT, length)]):
+            short = ids[:, : mask.shape[1]]
+            positions = (mask.cumsum(1) - 1).clamp(min=0)
+            before = logits_of(theirs, short, attention_mask=mask, position_ids=positions)
+            after = ours(short, attention_mask=mask).logits
+            cases.append(Case(f"padded on the {side}", int(mask.sum()), gap(before, after, mask.bool())))
+    mean, kl, loss_before, loss_after = (float(value) for value in sums / scored)
+    return Comparison(tuple(cases), mean, kl, loss_before, loss_after, ids.numel())
+
+
+def logits_of(model: nn.Module, ids: Tensor, **more: Tensor) -> Float[Tensor, "b t v"]:
+    """The logits of a model of transformers or of ours, in whatever dtype it gives them."""
+    return model(ids, **more).logits
+
+
+def padded(ids: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Masks that take the first or the last third of the last row away."""
+    cut = max(1, ids.shape[1] // 3)
+    for side, where in (("left", slice(0, cut)), ("right", slice(ids.shape[1] - cut, None))):
+        mask = torch.ones_like(ids)
+        mask[-1, where] = 0
+        yield side, mask
+
+
+def in_pieces(ours: Decoder, row: Tensor) -> Float[Tensor, "1 t v"]:
+    """The logits of one row with a cache: half of it, the next tokens one by one, and the rest."""
+    cache, half = DecoderCache(), row.shape[1] // 2
+    steps = min(STEPS, row.shape[1] - half - 1)
+    edges = [0, half, *range(half + 1, half + steps + 1), row.shape[1]]
+    pieces = [row[:, a:b] for a, b in itertools.pairwise(edges) if a < b]
+    return torch.cat([ours(piece, cache=cache).logits for piece in pieces], dim=1)
+
+
+def gap(
+    before: Float[Tensor, "b t v"], after: Float[Tensor, "b t v"], real: Bool[Tensor, "b t"] | None = None
+) -> float:
+    """Largest absolute difference of a logit, over the real tokens; NaN where either side has one."""
+    found = (before - after).abs().amax(-1)
+    return float((found if real is None else found[real]).max())
+
+
+def scores(before: Float[Tensor, "t v"], after: Float[Tensor, "t v"], row: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean KL(before || after) per token, and the losses of both on the next token; nats, in float64."""
+    first, second = (torch.log_softmax(logits.double(), -1) for logits in (before, after))
+    kl = (first.exp() * (first - second)).sum(-1).mean()
+    return kl, F.nll_loss(first[:-1], row[1:]), F.nll_loss(second[:-1], row[1:])
+
+
+def prove(
+    source: dict[str, str],
+    found: Comparison,
+    sample: Sample,
+    *,
+    ours: Decoder,
+    equal: bool,
+    imported: float | None,
+    dtype: torch.dtype,
+    notes: tuple[str, ...],
+) -> Proof:
+    """The proof that a comparison amounts to. ``imported``: the difference before the connection was changed."""
+    from thalweg._version import __version__
+
+    tolerance = TOLERANCE[dtype]
+    return Proof(
+        **source,
+        connection=ours.config.connection,
+        connection_options=to_plain(ours.config.connection_options),
+        claim="equal" if equal else "warm start",
+        passed=(found.difference if equal or imported is None else imported) <= tolerance,
+        dtype=str(dtype).removeprefix("torch."),
+        tolerance=tolerance,
+        difference=found.difference,
+        imported=imported,
+        text=sample.text,
+        text_sha256=sample.sha256,
+        cut_by=sample.cut_by,
+        notes=notes,
+        thalweg=__version__,
+        **{f.name: getattr(found, f.name) for f in dataclasses.fields(found)},
+    )

@@ -1,0 +1,166 @@
+"""Where a conversion starts: a model of transformers or one of ours, from memory, a folder or a hub."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from thalweg.errors import CheckpointError, InputError, OfflineError
+from thalweg.models import Decoder, ThalwegForCausalLM
+from thalweg.models.hf_config import ThalwegConfig, first_line, is_path
+from thalweg.surgery import families
+from thalweg.surgery.wide import in_dtype
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model with its name, the name of its family (``thalweg`` for ours) and, where there is one, its tokenizer."""
+
+    model: nn.Module
+    name: str
+    family: str
+    tokenizer: Any = None
+
+    @property
+    def ours(self) -> Decoder | None:
+        """The decoder, where the model is one of ours."""
+        model = self.model.decoder if isinstance(self.model, ThalwegForCausalLM) else self.model
+        return model if isinstance(model, Decoder) else None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the shell keeps of their configuration: the special tokens."""
+        config = getattr(self.model, "config", None)
+        names = ("bos_token_id", "eos_token_id", "pad_token_id")
+        found = {name: getattr(config, name, None) for name in names}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def open_source(model: Any, *, tokenizer: Any = None, dtype: torch.dtype = torch.float32) -> Source:
+    """A source from a model, the path of a folder or the name of a repository on a hub.
+
+    tokenizer: one of transformers; None takes the one beside a folder, if there is one.
+    Raises: InputError for another kind of thing or an unknown family; CheckpointError for a folder that is broken; OfflineError.
+    """
+    if isinstance(model, Decoder | ThalwegForCausalLM):
+        return Source(model, type(model).__name__, ThalwegConfig.model_type, tokenizer)
+    if isinstance(model, str | Path):
+        return _load(str(model), tokenizer, dtype)
+    config = getattr(model, "config", None)
+    if not isinstance(model, nn.Module) or config is None:
+        raise InputError(
+            f"the model must be a decoder of transformers or of thalweg, a folder or a name on a hub, got {type(model).__name__}"
+        )
+    families.of(getattr(config, "model_type", None))
+    name = getattr(config, "name_or_path", "") or type(model).__name__
+    return Source(model, name, config.model_type, tokenizer)
+
+
+def _load(where: str, tokenizer: Any, dtype: torch.dtype) -> Source:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if not where.strip():
+        raise InputError("the model needs a name, got an empty one; give a folder or a name on a hub")
+    if is_path(where) and not Path(where).is_dir():
+        what = "is a file" if Path(where).exists() else "does not exist"
+        raise InputError(f"{where} {what}; give the folder of a model (config.json and safetensors)")
+    with _quietly(where):
+        config = AutoConfig.from_pretrained(where)
+    kind = getattr(config, "model_type", None)
+    if kind == ThalwegConfig.model_type:
+        model: Any = ThalwegForCausalLM.from_pretrained(where, dtype=dtype)
+    else:
+        families.of(kind)
+        with _quietly(where):
+            model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, use_safetensors=True)
+    return Source(model, where, str(kind), tokenizer if tokenizer is not None else _tokenizer(where))
+
+
+class _quietly:
+    """What transformers raises about a place, as one line of ours; its warnings are kept back."""
+
+    def __init__(self, where: str):
+        self.where = where
+
+    def __enter__(self):
+        self.logger = logging.getLogger("transformers")
+        self.level = self.logger.level
+        self.logger.setLevel(logging.ERROR)
+
+    def __exit__(self, kind, error, trace):
+        self.logger.setLevel(self.level)
+        if not isinstance(error, Exception) or isinstance(error, InputError | CheckpointError):
+            return
+        line = first_line(error)
+        if not is_path(self.where):
+            raise OfflineError(
+                f"{self.where} is no folder here, and the hub did not give it ({line}); give a folder, or check name and network"
+            ) from None
+        raise CheckpointError(f"{self.where}: {line}; give a folder that save_pretrained wrote") from None
+
+
+def _tokenizer(where: str) -> Any:
+    """The tokenizer beside a model; None where there is none."""
+    from transformers import AutoTokenizer
+
+    here = Path(where)
+    if here.is_dir() and not any((here / name).exists() for name in TOKENIZER_FILES):
+        return None
+
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        return AutoTokenizer.from_pretrained(where)
+    except (OSError, ValueError, KeyError, ImportError):
+        return None
+    finally:
+        logger.setLevel(level)
+
+
+def as_additive(source: Source, dtype: torch.dtype) -> tuple[nn.Module, Decoder]:
+    """The source in ``dtype``, to compare with, and our decoder with the same weights and the additive connection.
+
+    Raises: InputError for a model of ours with another connection, a family's part that our decoder has not, or weights left over.
+    """
+    if source.ours is not None:
+        if source.ours.config.connection != "additive":
+            raise InputError(
+                f"a conversion starts from the additive connection, got a model with {source.ours.config.connection!r}"
+            )
+        theirs = in_dtype(source.ours, dtype)
+        assert isinstance(theirs, Decoder)
+        return theirs, theirs
+    theirs: Any = in_dtype(source.model, dtype)
+    family = families.of(source.family)
+    config = family.config(theirs)
+    decoder = Decoder(config).to(dtype)
+    fill(decoder, theirs, list(family.pieces(theirs, config)))
+    return theirs, decoder
+
+
+@torch.no_grad()
+def fill(decoder: Decoder, theirs: nn.Module, pieces: list[families.Piece]) -> None:
+    """Put their weights in place. Raises: InputError if a parameter of either side is left over, or a shape does not fit."""
+    ours, given = dict(decoder.named_parameters()), dict(theirs.named_parameters(remove_duplicate=False))
+    taken = {id(given[piece.theirs]) for piece in pieces if piece.theirs in given}
+    missing = sorted(set(ours) - {piece.ours for piece in pieces}) + sorted({p.theirs for p in pieces} - set(given))
+    spare = sorted(name for name, parameter in given.items() if id(parameter) not in taken)
+    if missing or spare:
+        names = ", ".join((missing or spare)[:3])
+        raise InputError(
+            f"the weights do not fit: {len(missing)} missing, {len(spare)} left over ({names}); the model has parts that cannot be converted"
+        )
+    for piece in pieces:
+        weight = given[piece.theirs]
+        found = weight if piece.change is None else piece.change(weight)
+        if found.shape != ours[piece.ours].shape:
+            raise InputError(
+                f"{piece.theirs} is {list(found.shape)}, {piece.ours} needs {list(ours[piece.ours].shape)}; the model is of another form"
+            )
+        ours[piece.ours].copy_(found)
