@@ -68,6 +68,16 @@ class ProofError(ThalwegError):
     exit_code = ExitCode.CAPTURE
 
 
+MOST_NAMES = 40  # shown in one line
+
+
+def _known(name: str, known: list[str]) -> str:
+    if len(known) <= MOST_NAMES:
+        return f"Known: {', '.join(known) or '(none)'}"
+    near = difflib.get_close_matches(name, known, n=MOST_NAMES // 2, cutoff=0.3)
+    return f"Nearest of {len(known)}: {', '.join(near or known[: MOST_NAMES // 2])}"
+
+
 class UnknownNameError(InputError, KeyError):
     """A name that no registry or schema holds; suggests the nearest."""
 
@@ -75,9 +85,7 @@ class UnknownNameError(InputError, KeyError):
         known = sorted(known)
         near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        self.line = (
-            f"unknown {kind} {str(name)!r}.{hint} Known: {', '.join(known) or '(none)'}.{(' ' + more) if more else ''}"
-        )
+        self.line = f"unknown {kind} {str(name)!r}.{hint} {_known(str(name), known)}.{(' ' + more) if more else ''}"
         super().__init__(self.line)
 
     def __str__(self) -> str:  # KeyError would show the repr

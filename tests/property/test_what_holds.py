@@ -158,7 +158,7 @@ def test_two_hundred_layers_start_finite(case):
     logits = model(ids(8), trace=trace).logits
     assert logits.isfinite().all() and logits.std() > 0.1
     assert len(trace.records) == 400
-    states = [model.stream.observe(record.state_after.detach()) for record in trace.records]
+    states = [model.stream.observe(record.state_after).detach() for record in trace.records]
     sizes = torch.stack([state.square().mean().sqrt() for state in states])
     assert sizes.isfinite().all() and sizes.max() < 1e3 and sizes.min() > 1e-3
     names, parameters = zip(*model.named_parameters(), strict=True)

@@ -15,7 +15,7 @@ from thalweg.errors import ShapeError, UnknownNameError
 from thalweg.geometry.catalog import Null, entry, measure
 from thalweg.geometry.checks import mixing_matrix, real, square_mixing_matrix
 from thalweg.ops import sinkhorn
-from thalweg.ops.precision import full_precision
+from thalweg.ops.precision import full_precision, wide
 
 Kind = Literal["amax_gain", "inf_norm_gain", "mean_map_gain"]
 Side = Literal["forward", "backward"]
@@ -52,12 +52,12 @@ def amax_gain(mix: Float[Tensor, "*batch to from"]) -> Gain:
 
     Shapes: mix [... to from], moving stream ``from`` to stream ``to`` -> forward [...], backward [...]. It is the
     absolute value of the sum, not the sum of absolute values; the two agree for matrices without negative entries.
-    The source averages over the tokens of a sequence: average what comes back.
+    The source averages over the tokens of a sequence: average what comes back. In the dtype of the matrix, float32 or wider.
     Raises: ShapeError, InputError.
     Source: mHC (arXiv 2512.24880), its Amax gain metric.
     """
-    mix = mixing_matrix(mix)
-    return Gain(mix.sum(-1).abs().amax(-1), mix.sum(-2).abs().amax(-1))
+    exact, dtype = mixing_matrix(mix), wide(mix).dtype
+    return Gain(exact.sum(-1).abs().amax(-1).to(dtype), exact.sum(-2).abs().amax(-1).to(dtype))
 
 
 def inf_norm_gain(mix: Float[Tensor, "*batch to from"]) -> Gain:
