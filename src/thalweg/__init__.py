@@ -7,7 +7,20 @@ from thalweg._lazy import lazy
 from thalweg._version import __version__
 
 if TYPE_CHECKING:
-    from thalweg import connections, data, errors, geometry, mixers, models, ops, records, studies, testing, training
+    from thalweg import (
+        connections,
+        data,
+        errors,
+        geometry,
+        mixers,
+        models,
+        ops,
+        records,
+        studies,
+        surgery,
+        testing,
+        training,
+    )
 
 __all__ = [
     "__version__",
@@ -20,6 +33,7 @@ __all__ = [
     "ops",
     "records",
     "studies",
+    "surgery",
     "testing",
     "training",
 ]

@@ -36,7 +36,19 @@ def out(capsys, argv, code=0):
 
 
 def test_the_list_of_commands():
-    assert list(COMMANDS) == ["demo", "list", "show", "train", "generate", "measure", "study", "report", "compare-runs", "doctor"]
+    assert list(COMMANDS) == [
+        "demo",
+        "list",
+        "show",
+        "train",
+        "generate",
+        "measure",
+        "study",
+        "report",
+        "compare-runs",
+        "convert",
+        "doctor",
+    ]
 
 
 def test_exit_codes():

@@ -21,6 +21,7 @@ COMMANDS = {
     "study": "plan files: new, check, lock, run, verdict",
     "report": "one offline HTML file from a plan or a run",
     "compare-runs": "two runs side by side: first difference, losses, cost",
+    "convert": "a trained model to another connection, with the proof that it computes what it computed",
     "doctor": "check this installation",
 }
 
@@ -28,7 +29,8 @@ EPILOG = """examples:
   thalweg demo
   thalweg train --connection mgt --depth 4 --data austen --seed 0
 
-exit codes: 0 done (verdict: supported), 1 refuted, 2 usage or input error, 3 inconclusive, 4 void, 70 internal error, 130 interrupted"""
+exit codes: 0 done (verdict: supported), 1 refuted, 2 usage or input error, 3 inconclusive, 4 void, 5 a proof failed,
+70 internal error, 130 interrupted"""
 
 
 def module_of(command: str) -> str:

@@ -44,10 +44,12 @@ def run(args) -> None:
         raise InputError(f"--option belongs to a connection or a mixer, got {args.kind} {args.name}; leave it out")
     if args.kind in ("connection", "mixer"):
         given = config.parse_assignments(args.option)
-        if args.kind == "connection":
-            found = connection(args.name, args.width, args.depth, given)
-        else:
-            found = mixer(args.name, args.streams, given)
+        by_connection = args.kind == "connection"
+        found = (
+            connection(args.name, args.width, args.depth, given)
+            if by_connection
+            else mixer(args.name, args.streams, given)
+        )
         shown = {**found, "options": [*map(_option_row, found["options explained"])]}
         del shown["options explained"]
     elif args.kind == "measure":

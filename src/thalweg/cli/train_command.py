@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from thalweg import config
+from thalweg.cli import connection_flags
 from thalweg.cli.console import emit, say
 from thalweg.errors import ExitCode, InputError
 
@@ -46,14 +47,7 @@ def configure(parser) -> None:
         metavar="RUN",
         help="go on with this run; other flags may only change what cannot change its numbers",
     )
-    parser.add_argument(
-        "--option", action="append", default=[], metavar="NAME=VALUE", help="option of the connection; may be repeated"
-    )
-    parser.add_argument("--streams", metavar="N", help="number of streams: short for --option streams=N")
-    parser.add_argument("--mixer", metavar="MIXER", help="how streams are mixed: short for --option mixer=MIXER")
-    parser.add_argument(
-        "--mixer-option", action="append", default=[], metavar="NAME=VALUE", help="option of the mixer; may be repeated"
-    )
+    connection_flags.add(parser)
     parser.add_argument(
         "--dry-run", action="store_true", help="print the plan (parameters, FLOPs, memory, time) and stop"
     )
@@ -122,17 +116,14 @@ def requested(args, base: dict | None = None):
         if field.name not in TABLES and getattr(args, field.name) is not None
     }
     table = config.merge(table, config.parse_assignments([f"{name}={text}" for name, text in given.items()]))
-    options = config.parse_assignments(args.option, "--option")
-    for name in ("streams", "mixer"):
-        if getattr(args, name) is not None:
-            options |= config.parse_assignments([f"{name}={getattr(args, name)}"])
-    if args.mixer_option:
-        given = {"mixer_options": config.parse_assignments(args.mixer_option, "--mixer-option")}
-        options = config.merge(options, given)
-    if options:
+    if options := connection_flags.options(args):
         table = config.merge(table, {"connection_options": options})
     if args.model:
         table = config.merge(table, {"model": config.parse_assignments(args.model, "--model")})
+    if (model := table.get("init_from")) is not None:
+        from thalweg.training.initial import table_of
+
+        table = config.merge(table_of(model), table)
     for name, most in MOST.items():
         value = table.get(name)
         if isinstance(value, int) and value > most:

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thalweg.mixers import Mixer
+from thalweg.ops.precision import default_dtype
 
 SCALES, SHIFTS = 40, 10  # neighbours that are tried
 STEP = 8  # between two of them, in rounding errors
@@ -35,7 +36,8 @@ def unit_rows(mixer: Mixer, dtype: torch.dtype) -> Float[Tensor, " generators"]:
     At the start itself a row of float32 misses one by up to 1e-7, the same in every layer, so that early updates grow or shrink against
     late ones by a multiple of that. Neighbours differ by less than 5e-5 of a logit and miss by some 3e-9.
     """
-    start = mixer.start().double()
+    with default_dtype(dtype):  # a start that is not a round number has been rounded to it
+        start = mixer.start().double()
     step = STEP * torch.finfo(dtype).eps
     scales, shifts = 1 + step * torch.arange(SCALES).double(), step / 2 * torch.arange(SHIFTS).double()
     tried = (start * scales[:, None, None] + shifts[:, None]).flatten(0, 1).to(dtype)

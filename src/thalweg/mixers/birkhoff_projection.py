@@ -12,6 +12,7 @@ from thalweg.mixers.base import Claims, MixerFacts, MixerOptions, SquareMixer
 from thalweg.ops.birkhoff import birkhoff
 from thalweg.ops.precision import wide
 
+MOST = 1000
 LEAST = 8  # steps for logits of standard deviation 1
 SETTLED, MEASURED = (
     40,
@@ -26,6 +27,10 @@ class BirkhoffOptions(MixerOptions):
     steps: int = SETTLED
 
     def __post_init__(self) -> None:
+        if self.steps > MOST:
+            raise InputError(
+                f"steps must be at most {MOST}, got {self.steps}; {SETTLED} suffice for every logit that was tried"
+            )
         if self.steps < LEAST:
             raise InputError(
                 f"steps must be at least {LEAST}, got {self.steps}: with fewer the columns do not sum to one even at logits of size 1"

@@ -9,6 +9,8 @@ from thalweg.mixers import register
 from thalweg.mixers.base import Claims, MixerFacts, MixerOptions, SquareMixer
 from thalweg.ops.precision import wide
 
+MOST_BOUND = 1e6  # a few sites of more overflow float32
+
 
 @dataclass(frozen=True)
 class BoundedOptions(MixerOptions):
@@ -17,8 +19,8 @@ class BoundedOptions(MixerOptions):
     bound: float = 2.0
 
     def __post_init__(self) -> None:
-        if not 1 < self.bound < float("inf"):
-            raise InputError(f"bound must be a finite number above 1, got {self.bound}")
+        if not 1 < self.bound <= MOST_BOUND:
+            raise InputError(f"bound must be above 1 and at most {MOST_BOUND:g}, got {self.bound}")
 
 
 @register(

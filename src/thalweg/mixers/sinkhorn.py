@@ -11,6 +11,8 @@ from thalweg.mixers.base import Claims, MixerFacts, MixerOptions, SquareMixer
 from thalweg.ops.doubly_stochastic import sinkhorn
 from thalweg.ops.precision import wide
 
+MOST_ITERATIONS = 10_000  # far more than helps; birkhoff_projection has the limit in 40 steps
+
 
 @dataclass(frozen=True)
 class SinkhornOptions(MixerOptions):
@@ -24,8 +26,10 @@ class SinkhornOptions(MixerOptions):
     exact: Literal["rows", "columns"] = "rows"
 
     def __post_init__(self) -> None:
-        if self.iterations < 1:
-            raise InputError(f"iterations must be at least 1, got {self.iterations}")
+        if not 1 <= self.iterations <= MOST_ITERATIONS:
+            raise InputError(
+                f"iterations must lie between 1 and {MOST_ITERATIONS}, got {self.iterations}; the source takes 20"
+            )
         if not 0 <= self.eps < 1:
             raise InputError(f"eps must lie in [0, 1), got {self.eps}")
 

@@ -32,7 +32,10 @@ def kept_activations(config: DecoderConfig, length: int, dtype: torch.dtype = to
 
     @functools.cache
     def measured(depth: int) -> tuple[int, int]:
-        return measure(config.replace(depth=depth, gradient_checkpointing=False), length, dtype)
+        windows = (
+            (max(config.windows),) * depth if any(config.windows) else ()
+        )  # as if every layer had one: the mask is kept
+        return measure(config.replace(depth=depth, windows=windows, gradient_checkpointing=False), length, dtype)
 
     full, before = (
         extend(lambda depth: measured(depth)[0], depth) for depth in (config.depth, max(config.depth - 1, 1))

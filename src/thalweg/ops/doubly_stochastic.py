@@ -29,18 +29,22 @@ def sinkhorn(
     Raises: ShapeError, InputError.
     Source: mHC (arXiv 2512.24880) Eq. 9; eps: DeepSeek TileKernels.
     """
-    if logits.ndim < 2:
-        raise ShapeError(f"sinkhorn takes logits [... to from], got shape {list(logits.shape)}")
-    if iterations < 1:
-        raise InputError(f"sinkhorn needs at least one iteration, got {iterations}")
+    if not isinstance(logits, Tensor) or not logits.is_floating_point():
+        got = logits.dtype if isinstance(logits, Tensor) else type(logits).__name__
+        raise InputError(f"sinkhorn takes a tensor of real logits, got {got}")
+    if logits.ndim < 2 or logits.shape[-1] != logits.shape[-2]:
+        raise ShapeError(f"sinkhorn takes square logits [... to from], got shape {list(logits.shape)}")
+    if not isinstance(iterations, int) or iterations < 1:
+        raise InputError(f"sinkhorn needs a whole number of iterations, at least one, got {iterations!r}")
     if last not in (-1, -2):
         raise InputError(f"last is the axis of the final normalisation, -1 or -2, got {last}")
-    if not eps >= 0:
-        raise InputError(f"eps must not be negative, got {eps}")
+    if not isinstance(eps, int | float) or not eps >= 0:
+        raise InputError(f"eps must be a number that is not negative, got {eps!r}")
     if last == -2:
         return sinkhorn(logits.mT, iterations, -1, eps).mT
     shape, z = logits.shape, wide(logits)
-    z = z.reshape(-1, *shape[-2:]).permute(1, 2, 0).contiguous()
+    z = z.flatten(0, -3) if z.ndim > 2 else z.unsqueeze(0)
+    z = z.permute(1, 2, 0).contiguous()
     if eps:
         p = _with_eps(z, iterations, eps)
     elif torch.compiler.is_compiling():  # one opaque node: unrolled, the inductor needs half a minute for each shape

@@ -1,5 +1,8 @@
 """Float32 islands: coefficients and reductions stay wide under mixed precision."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -12,3 +15,14 @@ def wide(x: Tensor) -> Tensor:
 def full_precision(x: Tensor) -> torch.autocast:
     """A region without autocast on the device of ``x``: matrix products inside keep the dtype of their operands."""
     return torch.autocast(device_type=x.device.type, enabled=False)
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """A region in which floating-point tensors are made in ``dtype`` where nobody says otherwise."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

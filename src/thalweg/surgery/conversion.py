@@ -11,7 +11,7 @@ from thalweg.models import ThalwegConfig, ThalwegForCausalLM
 from thalweg.surgery import text as texts
 from thalweg.surgery.proof import TOLERANCE, Proof, compare, prove
 from thalweg.surgery.source import Source, as_additive, open_source
-from thalweg.surgery.target import options_of, under
+from thalweg.surgery.target import options_of, under, wanted
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -51,10 +51,12 @@ def convert(
     """
     if dtype not in DTYPES:
         raise UnknownNameError("value for dtype:", dtype, DTYPES)
-    wanted = DTYPES[dtype]
-    source = model if isinstance(model, Source) else open_source(model, tokenizer=tokenizer, dtype=wanted)
-    theirs, additive = as_additive(source, wanted)
-    name, values = options_of(connection, additive, {**(options or {}), **more})
+    kind = DTYPES[dtype]
+    given = {**(options or {}), **more}
+    wanted(connection, given)
+    source = model if isinstance(model, Source) else open_source(model, tokenizer=tokenizer, dtype=kind)
+    theirs, additive = as_additive(source, kind)
+    name, values = options_of(connection, additive, given)
     vocab, longest = additive.config.vocab_size, additive.config.max_length
     if tokens is not None and (text is not None or length is not None):
         raise InputError("tokens are the whole sample: leave text and length out")
@@ -64,9 +66,9 @@ def convert(
         else texts.sample(source.tokenizer, vocab, longest, text=text, length=length)
     )
     made, equal, notes = under(additive, name, values)
-    found, imported = compare(theirs, made, sample, wanted), None
-    if not equal or not found.difference <= TOLERANCE[wanted]:  # whose fault it is, or where the drift begins
-        imported = compare(theirs, additive, sample, wanted).difference
+    found, imported = compare(theirs, made, sample, kind), None
+    if not equal or not found.difference <= TOLERANCE[kind]:  # whose fault it is, or where the drift begins
+        imported = compare(theirs, additive, sample, kind).difference
     proof = prove(
         {"source": source.name, "family": source.family},
         found,
@@ -74,7 +76,7 @@ def convert(
         ours=made,
         equal=equal,
         imported=imported,
-        dtype=wanted,
+        dtype=kind,
         notes=(*notes, *left_behind(source)),
     )
     if not proof.passed and not allow_drift:

@@ -41,6 +41,8 @@ def save(conversion: Conversion, folder: str | Path, *, tokenizer: Any = None) -
         conversion.model.save_pretrained(unfinished)
         if hasattr(tokenizer, "save_pretrained"):
             tokenizer.save_pretrained(unfinished)
+        elif hasattr(tokenizer, "library_json"):  # one of ours, trained on a text
+            (unfinished / "tokenizer.json").write_text(tokenizer.library_json(), encoding="utf-8")
         (unfinished / PROOF).write_text(jsonl.encode(conversion.proof.plain(), indent=2) + "\n", encoding="utf-8")
         unfinished.chmod(0o755)  # temporary folders are private
         unfinished.replace(path)

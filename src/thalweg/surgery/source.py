@@ -12,7 +12,7 @@ from thalweg.errors import CheckpointError, InputError, OfflineError
 from thalweg.models import Decoder, ThalwegForCausalLM
 from thalweg.models.hf_config import ThalwegConfig, first_line, is_path
 from thalweg.surgery import families
-from thalweg.surgery.wide import in_dtype
+from thalweg.surgery.wide import in_dtype, renew_angles
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
@@ -78,6 +78,7 @@ def _load(where: str, tokenizer: Any, dtype: torch.dtype) -> Source:
         families.of(kind)
         with _quietly(where):
             model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, use_safetensors=True)
+        renew_angles(model, dtype)
     return Source(model, where, str(kind), tokenizer if tokenizer is not None else _tokenizer(where))
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from thalweg import connections
 from thalweg.config import merge
 from thalweg.connections import Stream
-from thalweg.errors import InputError
+from thalweg.errors import InputError, UnknownNameError
 from thalweg.models import Decoder
 from thalweg.ops.norms import Norm
 
@@ -20,24 +20,35 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def options_of(name: str, additive: Decoder, given: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The connection and its options for a target called ``name``: the slots of the model, what lets it start equal, what a person gave.
+def wanted(name: str, given: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The connection that ``name`` stands for, and its options: what a person gave, and what lets it start equal.
 
-    Raises: UnknownNameError, InputError.
+    Raises: UnknownNameError, InputError, before any model is loaded.
     """
+    if name not in RECIPES and name not in connections.registry:
+        raise UnknownNameError("connection or recipe", name, [*connections.names(), *RECIPES])
     name, recipe = RECIPES.get(name, (name, {}))
+    name = connections.registry.entry(name).name
     clash = sorted(key for key, value in recipe.items() if given.get(key, value) != value)
     if clash:
         raise InputError(
-            f"{', '.join(clash)} is what makes this target; give the connection {name!r} by name to choose it"
+            f"{', '.join(clash)} is what makes this recipe; give the connection {name!r} by name to choose it"
         )
+    fixed = sorted({"norm", "norm_eps", "norm_bias"} & set(given))
+    if fixed:
+        raise InputError(f"{', '.join(fixed)} come from the model, whose norms are kept; leave them out")
     given = merge(recipe, given)
-    stream = connections.registry[name]
-    slots = additive.stream.options.slots()
-    own = {
-        key: value for key, value in slots.items() if key not in ("norm", "norm_eps")
-    }  # those are fields of the model
-    return connections.registry.entry(name).name, {**own, **stream.additive_options(given), **given}
+    found = {**connections.registry[name].additive_options(given), **given}
+    connections.make_options(name, found)
+    return name, found
+
+
+def options_of(name: str, additive: Decoder, given: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The same, with the norm slots of the model under them. Raises: UnknownNameError, InputError."""
+    name, found = wanted(name, given)
+    slots, usual = additive.stream.options.slots(), connections.option_defaults(name)
+    own = {key: value for key, value in slots.items() if key not in ("norm", "norm_eps") and value != usual[key]}
+    return name, {**own, **found}
 
 
 @torch.no_grad()

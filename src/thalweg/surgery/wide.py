@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from thalweg.ops.precision import default_dtype
+
 
 class Float64(TorchFunctionMode):
     """Inside it, whoever asks for float32 gets float64. The code that runs is otherwise the model's own."""
@@ -24,17 +26,6 @@ def _wider(value: Any) -> Any:
 
 
 @contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Floating-point tensors are made in ``dtype`` where nobody says otherwise."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-@contextmanager
 def running(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """The region in which ``model`` computes in ``dtype``: without gradients and dropout, and wide where that is float64."""
     training = model.training
@@ -47,14 +38,29 @@ def running(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
 
 def in_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """``model`` itself if it is of this dtype, else a copy; the rotary angles of a copy are made anew, since a cast has rounded them."""
-    if all(p.dtype == dtype for p in model.parameters()):
+    """``model`` itself if it is of this dtype with angles to match, else a copy that is."""
+    if all(p.dtype == dtype for p in model.parameters()) and not stale_angles(model, dtype):
         return model
     made = copy.deepcopy(model).to(dtype)
+    renew_angles(made, dtype)
+    return made
+
+
+def renew_angles(model: nn.Module, dtype: torch.dtype) -> None:
+    """Make the rotary angles of a model of transformers anew: it computes them in float32 when it is made, and a cast rounds them."""
+    for parent, name, made in stale_angles(model, dtype):
+        setattr(parent, name, made)
+
+
+def stale_angles(model: nn.Module, dtype: torch.dtype) -> list[tuple[nn.Module, str, nn.Module]]:
+    """Where modules with rotary angles stand that would be other ones if they were made in ``dtype``, and the new ones."""
+    found = []
     with default_dtype(dtype), Float64() if dtype == torch.float64 else nullcontext():
-        for parent in list(made.modules()):
+        for parent in list(model.modules()):
             for name, child in list(parent.named_children()):
                 if type(child).__name__.endswith("RotaryEmbedding"):
-                    device = next(made.parameters()).device
-                    setattr(parent, name, type(child)(child.config).to(device))
-    return made
+                    made = type(child)(child.config).to(next(model.parameters()).device)
+                    pairs = zip(child.buffers(), made.buffers(), strict=True)
+                    if any(a.dtype != b.dtype or not torch.equal(a, b) for a, b in pairs):
+                        found.append((parent, name, made))
+    return found

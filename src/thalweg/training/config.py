@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from thalweg import config
 from thalweg.errors import InputError, UnknownNameError
+from thalweg.training import initial
 
 if TYPE_CHECKING:  # importing models loads torch; reading a configuration need not
     from thalweg.models.config import DecoderConfig
@@ -43,6 +44,7 @@ class TrainConfig:
     norm: kind of the norms.
     layers: sublayers of one layer, in order.
     model: table of further fields of the decoder, such as ``qk_norm = true``.
+    init_from: folder of a model, as ``thalweg convert`` writes it, whose weights the run begins with (none: random weights).
 
     The data.
     data: name of the task, with its parameters.
@@ -100,11 +102,12 @@ class TrainConfig:
     width: int | None = None
     heads: int | None = None
     kv_heads: int | None = None
-    feed_forward: Literal["swiglu", "gelu"] = "swiglu"
+    feed_forward: Literal["swiglu", "gelu", "gelu_tanh", "geglu_tanh"] = "swiglu"
     ffn_width: int | None = None
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     layers: tuple[str, ...] = ("attention", "feed_forward")
     model: dict[str, Any] = field(default_factory=dict)
+    init_from: str | None = None
     # data
     data: str = "austen"
     tokenizer: str | None = None
@@ -234,7 +237,8 @@ class TrainConfig:
                 raise UnknownNameError("key", f"model.{key}", [f"model.{name}" for name in allowed])
         if "max_length" not in self.model:
             values["max_length"] = max(_default(DecoderConfig, "max_length"), self.sequence_length, longest)
-        return config.build(DecoderConfig, {**values, **self.model}, where="model")
+        found = config.build(DecoderConfig, {**values, **self.model}, where="model")
+        return found if self.init_from is None else initial.fitted(found, self.init_from, vocab_size)
 
 
 _POSITIVE = (

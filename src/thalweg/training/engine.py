@@ -15,7 +15,7 @@ from thalweg.models.balancing import Balancer
 from thalweg.models.decoder import Decoder
 from thalweg.models.trace import StreamTrace
 from thalweg.records.measurements import Measurement
-from thalweg.training import checkpoint, schedule
+from thalweg.training import checkpoint, initial, schedule
 from thalweg.training.config import TrainConfig
 from thalweg.training.determinism import derive_seed, random_state, set_random_state
 from thalweg.training.diagnostics import Movement, gradient_by_layer, stream_by_layer
@@ -47,6 +47,8 @@ class Engine:
         longest = max(held_out_length(task, split, config) for split in task.splits)
         generator = torch.Generator().manual_seed(derive_seed(config.seed, 0))
         self.model = Decoder(config.decoder(task.vocab_size, longest), generator=generator).to(device)
+        if config.init_from is not None:
+            initial.load(self.model, config.init_from)
         self.movement = Movement(self.model)
         self.parameters = sum(p.numel() for p in self.model.parameters())
         self.connection_parameters = sum(p.numel() for p in self.movement.start.values())

@@ -7,7 +7,7 @@ from thalweg.registry import Entry, Registry
 from thalweg.surgery.families.base import Family, Piece
 
 registry: Registry[type[Family]] = Registry(
-    "family of models", package="thalweg.surgery.families", group="thalweg.families"
+    "family of models", package="thalweg.surgery.families", group="thalweg.surgery.families"
 )
 register = registry.register
 

@@ -1,0 +1,92 @@
+"""A run that starts from the weights of a model, as ``thalweg convert`` writes it, in place of random ones."""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from thalweg.config import checked_path, to_plain
+from thalweg.errors import InputError
+
+if TYPE_CHECKING:  # reading a configuration loads no torch
+    from thalweg.models.config import DecoderConfig
+    from thalweg.models.decoder import Decoder
+
+# Fields of a decoder that a run may choose for itself: they change no weight.
+FREE = ("max_length", "gradient_checkpointing")
+TOKENIZER = "tokenizer.json"
+
+
+def table_of(folder: str | Path) -> dict[str, Any]:
+    """What a training configuration must say to go on with the model in ``folder``, its tokenizer included where it has one.
+
+    Raises: InputError, CheckpointError for a folder that holds no model of ours.
+    """
+    from thalweg.training.config import TrainConfig
+
+    path = _folder(folder)
+    model = stored(path)
+    usual = {f.name: f.default for f in dataclasses.fields(model)}
+    flat = {f.name for f in dataclasses.fields(TrainConfig)}
+    found: dict[str, Any] = {"connection_options": to_plain(model.connection_options)}
+    further: dict[str, Any] = {}
+    for name in usual:
+        value = to_plain(getattr(model, name))
+        if name in (*FREE, "vocab_size", "connection_options") or value is None:
+            continue
+        if name in flat:
+            found[name] = value
+        elif getattr(model, name) != usual[name]:
+            further[name] = value
+    if further:
+        found["model"] = further
+    if (path / TOKENIZER).exists():
+        found["tokenizer"] = str(path / TOKENIZER)
+    return found
+
+
+def stored(folder: str | Path) -> "DecoderConfig":
+    """The configuration of the model in ``folder``. Raises: InputError, CheckpointError."""
+    from thalweg.models.hf_config import ThalwegConfig
+
+    return ThalwegConfig.from_pretrained(_folder(folder)).to_decoder()
+
+
+def fitted(config: "DecoderConfig", folder: str | Path, vocab_size: int) -> "DecoderConfig":
+    """``config`` with the vocabulary of the model in ``folder``, which may be larger than that of the data.
+
+    Raises: InputError for a model that ``config`` does not describe, or data with tokens that it does not know.
+    """
+    model = stored(folder)
+    if vocab_size > model.vocab_size:
+        raise InputError(
+            f"the data has {vocab_size} tokens, the model in {folder} knows {model.vocab_size}; give its own tokenizer by tokenizer"
+        )
+    config = config.replace(vocab_size=model.vocab_size)
+    if model.positions == "learned":
+        config = config.replace(max_length=model.max_length)
+    for field in dataclasses.fields(config):
+        ours, theirs = getattr(config, field.name), getattr(model, field.name)
+        if field.name not in FREE and ours != theirs:
+            raise InputError(
+                f"the model in {folder} has {field.name} {theirs!r}, this run asks for {ours!r}; leave it out to take the model's"
+            )
+    return config
+
+
+def load(decoder: "Decoder", folder: str | Path) -> None:
+    """Give ``decoder`` the weights of the model in ``folder``. Raises: CheckpointError."""
+    import torch
+
+    from thalweg.models.hf import ThalwegForCausalLM
+
+    model: Any = ThalwegForCausalLM.from_pretrained(_folder(folder), dtype=torch.float32)
+    decoder.load_state_dict(model.decoder.state_dict())
+
+
+def _folder(folder: str | Path) -> Path:
+    path = checked_path(folder, expand=True)
+    if not path.is_dir():
+        raise InputError(
+            f"init_from names {folder}, which is no folder; give one that thalweg convert or save_pretrained wrote"
+        )
+    return path

@@ -1,0 +1,207 @@
+"""``thalweg convert`` from the shell: folders, runs, what it prints, what it refuses; and a run that goes on from its result."""
+
+import json
+import math
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from thalweg.cli import main
+from thalweg.models import ThalwegForCausalLM
+from thalweg.surgery import target
+from thalweg.training import load_decoder
+
+SIZES = {
+    "vocab_size": 257,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("theirs")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        LlamaForCausalLM(LlamaConfig(**SIZES, max_position_embeddings=40)).save_pretrained(folder)
+    return folder
+
+
+def convert(*more, code=0):
+    assert main(["convert", *map(str, more)]) == code
+
+
+def error_of(capsys):
+    found = capsys.readouterr().err.strip().splitlines()
+    assert len(found) == 1 or found[-1].startswith("error: "), found
+    return found[-1]
+
+
+def test_a_folder_becomes_a_folder(theirs, tmp_path, capsys):
+    out = tmp_path / "out"
+    convert(theirs, "--connection", "mhc", "--mixer", "row_stochastic", "--streams", 2, "-o", out)
+    printed = capsys.readouterr()
+    assert printed.out.startswith("equal: largest difference of a logit") and "mhc: +" in printed.out
+    assert "llama" in printed.err
+    model = AutoModelForCausalLM.from_pretrained(out)
+    assert type(model) is ThalwegForCausalLM
+    assert model.config.connection_options == {"streams": 2, "mixer": "row_stochastic"}
+
+
+def test_json(theirs, tmp_path, capsys):
+    convert(
+        theirs,
+        "--connection",
+        "post_norm",
+        "-o",
+        tmp_path / "out",
+        "--json",
+        "--dtype",
+        "float64",
+        "--length",
+        12,
+        "--quiet",
+    )
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    assert (
+        found["claim"] == "warm start"
+        and found["passed"]
+        and found["difference"] > 1e-3
+        and found["dtype"] == "float64"
+    )
+    assert found["tokens"] == 24 and found["new_parameters"] == 4 * 16 and "error" not in printed.err
+    assert json.loads((tmp_path / "out" / "proof.json").read_text()).items() <= found.items()
+
+
+def test_a_failed_proof_writes_nothing_and_says_so(theirs, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(target, "divide", lambda *_: None)
+    gate = ["--option", "gate_open=false"]
+    convert(theirs, "--connection", "mgt", *gate, "-o", tmp_path / "out", code=5)
+    assert "the start of 'mgt' is not the function of the model; nothing was written" in error_of(capsys)
+    assert not (tmp_path / "out").exists()
+    convert(theirs, "--connection", "mgt", *gate, "-o", tmp_path / "out", "--allow-drift")
+    assert capsys.readouterr().out.startswith("NOT equal")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--connection", "mhcc"], "unknown connection or recipe 'mhcc'. Did you mean 'mhc'?"),
+        (["--connection", "mhc", "--option", "streamz=3"], "Did you mean 'mhc.streams'?"),
+        (["--connection", "mhc", "--mixer", "sinkhron"], "Did you mean 'sinkhorn'?"),
+        (["--connection", "mhc", "--text", "none.txt"], "no such file: none.txt"),
+        (["--connection", "mhc", "--length", "400"], "rows must have 4 to 40 tokens"),
+        (["--connection", "mhc", "--dtype", "bfloat16"], "invalid choice: 'bfloat16'"),
+        ([], "required: --connection"),
+    ],
+)
+def test_wrong_input(theirs, tmp_path, capsys, arguments, says):
+    convert(theirs, *arguments, "-o", tmp_path / "out", code=2)
+    assert says in error_of(capsys)
+    assert not (tmp_path / "out").exists()
+
+
+def test_wrong_places(theirs, tmp_path, capsys):
+    convert(tmp_path / "none", "--connection", "mhc", "-o", tmp_path / "out", code=2)
+    assert "none does not exist; give the folder of a model" in error_of(capsys)
+    convert("somebody/something", "--connection", "mhc", "-o", tmp_path / "out", code=2)
+    assert "somebody/something is no folder here, and the hub did not give it" in error_of(capsys)
+    convert(theirs, "--connection", "mhc", "-o", theirs, code=2)
+    assert "is not an empty folder" in error_of(capsys)
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text('{"model_type": "bert", "vocab_size": 3}')
+    convert(broken, "--connection", "mhc", "-o", tmp_path / "out", code=2)
+    assert "no family of models is called 'bert'" in error_of(capsys)
+    (broken / "config.json").write_text(json.dumps({"model_type": "llama", **SIZES}))
+    convert(broken, "--connection", "mhc", "-o", tmp_path / "out", code=2)
+    assert "model.safetensors" in error_of(capsys)
+
+
+# a run is a source, and a result is where a run may begin
+
+RUN = [
+    "--sequence-length",
+    "16",
+    "--batch-size",
+    "4",
+    "--eval-batches",
+    "1",
+    "--threads",
+    "1",
+    "--quiet",
+    "--geometry",
+    "false",
+]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    file = tmp_path_factory.mktemp("text") / "text.txt"
+    file.write_text(
+        "\n".join(f"It is a truth universally acknowledged, that {i} is more than {i - 1}." for i in range(400))
+    )
+    return file
+
+
+@pytest.fixture(scope="module")
+def run(text, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "run"
+    sizes = [
+        "--depth",
+        "1",
+        "--width",
+        "16",
+        "--heads",
+        "2",
+        "--model",
+        "qk_norm=true",
+        "--steps",
+        "6",
+        "--eval-every",
+        "6",
+    ]
+    data = ["--data", f"text:{text}", "--vocab-size", "300"]
+    assert main(["train", *sizes, *data, *RUN, "-o", str(folder)]) == 0
+    return folder
+
+
+def test_a_run_is_converted_and_goes_on(run, text, tmp_path, capsys):
+    made = tmp_path / "made"
+    convert(run, "--connection", "closed_delta", "-o", made, "--text", text, "--length", 24)
+    assert capsys.readouterr().out.startswith("equal")
+    assert json.loads((made / "proof.json").read_text())["text"] == "text.txt"
+    further = ["--steps", "2", "--eval-every", "1", "--lr", "1e-6"]
+    second = tmp_path / "second"
+    assert main(["train", "--init-from", str(made), "--data", f"text:{text}", *further, *RUN, "-o", str(second)]) == 0
+    stored = json.loads((second / "run.json").read_text())["config"]
+    assert stored["connection"] == "mgt" and stored["connection_options"]["form"] == "delta_rank1"
+    assert stored["model"] == {"qk_norm": True} and stored["tokenizer"] == str(made / "tokenizer.json")
+    assert (stored["depth"], stored["width"], stored["init_from"]) == (1, 16, str(made))
+    losses = {}
+    for folder in (run, second):
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        losses[folder] = [row["value"] for row in rows if row["name"] == "val/loss"]
+    assert losses[second][0] == pytest.approx(losses[run][-1], abs=1e-4)  # it begins where the first run ended
+    before = ThalwegForCausalLM.from_pretrained(made).decoder
+    after, _ = load_decoder(second, "last")
+    moved = [name for name, p in after.named_parameters() if not torch.equal(p, before.get_parameter(name))]
+    assert "stream.sites.0.alpha.value" in moved and math.isfinite(losses[second][-1])
+
+
+def test_a_run_that_does_not_fit_its_start_is_refused(run, text, tmp_path, capsys):
+    made = tmp_path / "made"
+    convert(run, "--connection", "additive", "-o", made)
+    begin = ["train", "--init-from", str(made), "--data", f"text:{text}", *RUN, "-o", str(tmp_path / "second")]
+    capsys.readouterr()
+    assert main([*begin, "--connection", "mhc"]) == 2
+    assert "has connection 'additive', this run asks for 'mhc'; leave it out" in error_of(capsys)
+    assert main([*begin, "--tokenizer", "bpe", "--vocab-size", "320"]) == 2
+    assert "the data has" in error_of(capsys)
+    assert main(["train", "--init-from", str(tmp_path / "none"), "-o", str(tmp_path / "second")]) == 2
+    assert "which is no folder" in error_of(capsys)
+    assert not (tmp_path / "second").exists()
