@@ -16,6 +16,7 @@ from thalweg.surgery.families.gemma3 import Gemma3
 from thalweg.surgery.families.gpt2 import GPT2
 from thalweg.surgery.families.llama import Llama
 from thalweg.surgery.source import as_additive
+from thalweg.surgery.text import sample
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -58,6 +59,14 @@ def test_float64_is_wide_all_the_way_wherever_the_model_comes_from(tmp_path):
         proof = convert(source, length=LENGTH, dtype="float64").proof
         assert proof.difference < 1e-12
     assert torch.equal(theirs.model.rotary_emb.inv_freq, angles)  # the caller's model is as it was
+
+
+def test_rows_go_beyond_the_window():
+    assert sample(None, VOCAB, 4096, window=512).ids.shape == (2, 528)
+    assert sample(None, VOCAB, 520, window=512).ids.shape == (2, 520)
+    assert sample(None, VOCAB, 4096, window=4096).ids.shape == (2, 256)
+    notes = convert(tiny("gemma3"), length=6).proof.notes
+    assert notes == ("no compared row is longer than the window of 6 tokens; a length of 22 would show it",)
 
 
 # what our decoder has not

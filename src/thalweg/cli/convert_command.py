@@ -26,7 +26,10 @@ def configure(parser) -> None:
     parser.add_argument("-o", "--output", required=True, metavar="FOLDER", help="new folder for the result")
     parser.add_argument("--text", metavar="FILE", help="what both models are compared on (the held-out shipped novel)")
     parser.add_argument(
-        "--length", type=int, metavar="N", help="tokens of a compared row (256, or what the model takes)"
+        "--length",
+        type=int,
+        metavar="N",
+        help="tokens of a compared row (256, or more than a window of up to 1024, or what the model takes)",
     )
     parser.add_argument(
         "--dtype",

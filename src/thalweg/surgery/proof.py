@@ -10,14 +10,17 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from transformers import DynamicCache
 
 from thalweg.config import to_plain
 from thalweg.models import Decoder, DecoderCache
+from thalweg.models.look import IGNORED
 from thalweg.surgery.text import Sample
 from thalweg.surgery.wide import running
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}  # largest difference of a logit
 SHORT = 24  # tokens of the passes that are padded
+CHUNK = 64  # tokens whose probabilities are held at once: vocabularies are large
 STEPS = 6  # tokens that are decoded one by one
 
 
@@ -108,11 +111,12 @@ def largest(values: Any) -> float:
 
 
 def compare(theirs: nn.Module, ours: Decoder, sample: Sample, dtype: torch.dtype) -> Comparison:
-    """Run both models in ``dtype`` on the rows of the sample: whole, short, padded on either side, and with a cache in pieces."""
+    """Run both models in ``dtype`` on the rows of the sample: whole, short, padded on either side, and with a cache in pieces,
+    each against the other run in the same way."""
     device = next(ours.parameters()).device
     ids = sample.ids.to(device)
     length = ids.shape[1]
-    cases, sums, scored = [], torch.zeros(4, dtype=torch.float64), 0
+    cases, sums, scored = [], torch.zeros(4, dtype=torch.float64, device=device), 0
     with running(theirs, dtype), running(ours, dtype):
         for i, row in enumerate(ids):
             row = row[None]
@@ -125,7 +129,7 @@ def compare(theirs: nn.Module, ours: Decoder, sample: Sample, dtype: torch.dtype
                     Case(f"{n} tokens", n, gap(logits_of(theirs, row[:, :n]), ours(row[:, :n]).logits))
                     for n in {1, 2, length // 2}
                 ]
-            cases.append(Case(f"row {i}, cached", length, gap(before, in_pieces(ours, row))))
+            cases.append(Case(f"row {i}, cached", length, gap(in_pieces(theirs, row), in_pieces(ours, row))))
         for side, mask in padded(ids[:, : min(SHORT, length)]):
             short = ids[:, : mask.shape[1]]
             positions = (mask.cumsum(1) - 1).clamp(min=0)
@@ -150,13 +154,13 @@ def padded(ids: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield side, mask
 
 
-def in_pieces(ours: Decoder, row: Tensor) -> Float[Tensor, "1 t v"]:
+def in_pieces(model: nn.Module, row: Tensor) -> Float[Tensor, "1 t v"]:
     """The logits of one row with a cache: half of it, the next tokens one by one, and the rest."""
-    cache, half = DecoderCache(), row.shape[1] // 2
+    half = row.shape[1] // 2
     steps = min(STEPS, row.shape[1] - half - 1)
     edges = [0, half, *range(half + 1, half + steps + 1), row.shape[1]]
-    pieces = [row[:, a:b] for a, b in itertools.pairwise(edges) if a < b]
-    return torch.cat([ours(piece, cache=cache).logits for piece in pieces], dim=1)
+    cache: Any = DecoderCache() if isinstance(model, Decoder) else DynamicCache(config=model.config)  # type: ignore[arg-type]
+    return torch.cat([model(row[:, a:b], cache=cache).logits for a, b in itertools.pairwise(edges) if a < b], dim=1)
 
 
 def gap(
@@ -168,10 +172,15 @@ def gap(
 
 
 def scores(before: Float[Tensor, "t v"], after: Float[Tensor, "t v"], row: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean KL(before || after) per token, and the losses of both on the next token; nats, in float64."""
-    first, second = (torch.log_softmax(logits.double(), -1) for logits in (before, after))
-    kl = (first.exp() * (first - second)).sum(-1).mean()
-    return kl, F.nll_loss(first[:-1], row[1:]), F.nll_loss(second[:-1], row[1:])
+    """Mean KL(before || after) per token, and the losses of both on the next token; nats, in float64, a few tokens at a time."""
+    following = F.pad(row[1:], (0, 1), value=IGNORED)
+    sums = torch.zeros(3, dtype=torch.float64, device=row.device)
+    for some in torch.arange(len(row), device=row.device).split(CHUNK):
+        first, second = (torch.log_softmax(logits[some].double(), -1) for logits in (before, after))
+        kl = (first.exp() * (first - second)).sum()
+        losses = (F.nll_loss(part, following[some], ignore_index=IGNORED, reduction="sum") for part in (first, second))
+        sums += torch.stack([kl, *losses])
+    return sums[0] / len(row), sums[1] / (len(row) - 1), sums[2] / (len(row) - 1)
 
 
 def prove(

@@ -15,6 +15,8 @@ from thalweg.errors import InputError
 
 ROWS = 2  # sequences compared
 LONGEST = 256  # tokens of one of them, where the model takes as many
+BEYOND = 16  # more tokens than a window holds, so that what it leaves out is compared
+WIDEST = 1024  # a wider window is not gone beyond unless somebody asks: the rows would take minutes
 
 
 @dataclass(frozen=True)
@@ -28,15 +30,23 @@ class Sample:
 
 
 def sample(
-    tokenizer: Any, vocab_size: int, max_length: int, *, text: str | Path | None = None, length: int | None = None
+    tokenizer: Any,
+    vocab_size: int,
+    max_length: int,
+    *,
+    text: str | Path | None = None,
+    length: int | None = None,
+    window: int = 0,
 ) -> Sample:
     """The first tokens of ``text`` (a file; None: the novel held out of the shipped corpus) in rows of ``length``.
 
-    length: tokens of a row (None: 256, or what the model takes). Without a tokenizer the bytes of the text, modulo the vocabulary, stand
-    for tokens: any ids prove that two models are the same function, but no loss on them says anything.
+    length: tokens of a row (None: 256, or 16 more than the widest ``window`` holds, up to 1040, or what the model takes). Without a
+    tokenizer the bytes of the text, modulo the vocabulary, stand for tokens: any ids prove that two models are the same function, but no
+    loss on them says anything.
     Raises: InputError for a text that cannot be read or is too short, or a length that the model does not take.
     """
-    length = min(LONGEST, max_length) if length is None else length
+    if length is None:
+        length = min(max(LONGEST, window + BEYOND if window <= WIDEST else 0), max_length)
     if not 4 <= length <= max_length:
         raise InputError(f"rows must have 4 to {max_length} tokens (the most this model takes), got {length}")
     name, content = (f"{HELD_OUT} (shipped)", novels()[HELD_OUT]) if text is None else (Path(text).name, read(text))
