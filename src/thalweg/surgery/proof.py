@@ -122,14 +122,18 @@ def compare(theirs: nn.Module, ours: Decoder, sample: Sample, dtype: torch.dtype
             row = row[None]
             before, after = logits_of(theirs, row), ours(row).logits
             cases.append(Case(f"row {i}, {length} tokens", length, gap(before, after)))
-            sums += torch.stack([(before - after).abs().double().mean(), *scores(before[0], after[0], row[0])])
+            sums += torch.stack(
+                [(before - after).abs().mean(dtype=torch.float64), *scores(before[0], after[0], row[0])]
+            )
             scored += 1
             if i == 0:
                 cases += [
                     Case(f"{n} tokens", n, gap(logits_of(theirs, row[:, :n]), ours(row[:, :n]).logits))
-                    for n in {1, 2, length // 2}
+                    for n in sorted({1, 2, length // 2})
                 ]
-            cases.append(Case(f"row {i}, cached", length, gap(in_pieces(theirs, row), in_pieces(ours, row))))
+            cases.append(
+                Case(f"row {i}, cached", length, largest(map(gap, in_pieces(theirs, row), in_pieces(ours, row))))
+            )
         for side, mask in padded(ids[:, : min(SHORT, length)]):
             short = ids[:, : mask.shape[1]]
             positions = (mask.cumsum(1) - 1).clamp(min=0)
@@ -154,13 +158,13 @@ def padded(ids: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield side, mask
 
 
-def in_pieces(model: nn.Module, row: Tensor) -> Float[Tensor, "1 t v"]:
-    """The logits of one row with a cache: half of it, the next tokens one by one, and the rest."""
+def in_pieces(model: nn.Module, row: Tensor) -> Iterator[Float[Tensor, "1 t v"]]:
+    """The logits of one row with a cache: those of half of it, of the next tokens one by one, and of the rest."""
     half = row.shape[1] // 2
     steps = min(STEPS, row.shape[1] - half - 1)
     edges = [0, half, *range(half + 1, half + steps + 1), row.shape[1]]
     cache: Any = DecoderCache() if isinstance(model, Decoder) else DynamicCache(config=model.config)  # type: ignore[arg-type]
-    return torch.cat([model(row[:, a:b], cache=cache).logits for a, b in itertools.pairwise(edges) if a < b], dim=1)
+    return (model(row[:, a:b], cache=cache).logits for a, b in itertools.pairwise(edges) if a < b)
 
 
 def gap(
