@@ -6,9 +6,21 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from thalweg import config
 from thalweg.errors import ThalwegError
 
 Used = Mapping[str, tuple[str, Mapping[str, Any]]]  # arm or run -> its connection and the options given to it
+
+
+def used(run) -> tuple[str, dict[str, Any]]:
+    """Connection and options of a run, as its record has them."""
+    options = run.config.get("connection_options")
+    return str(run.config.get("connection", "")), options if isinstance(options, dict) else {}
+
+
+def explained(options: Any, given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every option of a connection or mixer with its values, default and meaning, and what was ``given`` for it."""
+    return [{**config.to_plain(field), "given": given.get(field.name)} for field in config.describe(type(options))]
 
 
 def citations(names: Iterable[str]) -> list[str]:

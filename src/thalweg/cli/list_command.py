@@ -1,5 +1,7 @@
 """``thalweg list``: what exists, one line each."""
 
+import importlib
+
 from thalweg.cli.console import emit, table
 
 EXAMPLES = """examples:
@@ -23,19 +25,11 @@ def run(args) -> None:
 
 def rows_of(kind: str) -> list[dict[str, str]]:
     """Objects with at least name, summary and source."""
-    if kind == "connections":
-        from thalweg import connections
-
+    if kind in ("connections", "mixers"):
+        home = importlib.import_module(f"thalweg.{kind}")
         return [
             {"name": e.name, "summary": e.summary, "source": e.source, "aliases": ", ".join(e.aliases)}
-            for e in connections.entries()
-        ]
-    if kind == "mixers":
-        from thalweg import mixers
-
-        return [
-            {"name": e.name, "summary": e.summary, "source": e.source, "aliases": ", ".join(e.aliases)}
-            for e in mixers.entries()
+            for e in home.entries()
         ]
     if kind == "measures":
         from thalweg.geometry import catalog

@@ -73,7 +73,7 @@ def of_run(
     folder: str, output: str | None, tokens: int | None, which: str, tell: Callable[[str], None]
 ) -> dict[str, Any]:
     """Measure a run, keep the rows in its folder, write the page; what is printed of it."""
-    from thalweg.cli.facts import citations, deviations
+    from thalweg.cli.facts import citations, deviations, used
     from thalweg.records.run import RunFolder
     from thalweg.reports.measured import write_measured_report
     from thalweg.reports.run import MEASURED
@@ -93,8 +93,7 @@ def of_run(
         "data": f"{plan.data} ({plan.split}), {plan.sequences:,} sequences of {plan.length:,} tokens",
         "geometry": f"on {plan.traced:,} sequences, as in training, in float32",
     }
-    connection, options = str(record.config.get("connection", "")), record.config.get("connection_options")
-    used = {"": (connection, options if isinstance(options, dict) else {})}
+    connection, options = used(record)
     page = write_measured_report(
         record,
         measured.rows,
@@ -102,7 +101,7 @@ def of_run(
         facts=facts,
         command=f"thalweg measure RUN --tokens {wanted} --which {which}",
         citations=citations([connection]),
-        deviations=deviations(used),
+        deviations=deviations({"": (connection, options)}),
     )
     return {
         "run": str(folder),

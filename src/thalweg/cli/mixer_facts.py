@@ -3,6 +3,7 @@
 from typing import Any
 
 from thalweg import config
+from thalweg.cli.facts import explained
 
 
 def mixer(name: str, streams: int, options: dict[str, Any]) -> dict[str, Any]:
@@ -27,10 +28,7 @@ def mixer(name: str, streams: int, options: dict[str, Any]) -> dict[str, Any]:
         "deviations": list(facts.deviations),
         "verified": list(facts.verified),
         "options": config.to_plain(module.options),
-        "options explained": [
-            {**config.to_plain(field), "given": options.get(field.name)}
-            for field in config.describe(type(module.options))
-        ],
+        "options explained": explained(module.options, options),
         f"measured at {streams} streams": _measured(module),
         "bibtex": facts.bibtex,
     }
@@ -39,7 +37,9 @@ def mixer(name: str, streams: int, options: dict[str, Any]) -> dict[str, Any]:
 def _measured(module) -> dict[str, Any]:
     import torch
 
-    n, count = module.streams, module.generators
+    from thalweg.geometry.constraint import constraint_error
+
+    count = module.generators
     found: dict[str, Any] = {
         "logits of one matrix": count,
         "groups with a scale of their own": list(module.scaled),
@@ -55,8 +55,8 @@ def _measured(module) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     for spread in (1, 3):
         drawn = module(spread * torch.randn(2000, count, generator=generator, dtype=torch.float64)).detach()
+        error = constraint_error(drawn)
         found[f"logits of sd {spread}: largest |row sum - 1|, |column sum - 1|, smallest entry"] = (
-            f"{(drawn.sum(-1) - 1).abs().max():.1e}, {(drawn.sum(-2) - 1).abs().max():.1e}, {drawn.min():+.3f}"
+            f"{error.rows.max():.1e}, {error.columns.max():.1e}, {drawn.min():+.3f}"
         )
-    assert drawn.shape[-1] == n
     return found

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from thalweg.cli.console import confirm_output, emit
-from thalweg.cli.facts import citations, deviations
+from thalweg.cli.facts import citations, deviations, used
 from thalweg.errors import ExitCode, InputError, ThalwegError
 
 EXAMPLES = """examples:
@@ -66,8 +66,9 @@ def of_run(folder: str, output: str | Path) -> Path:
     from thalweg.reports import write_run_report
 
     run = RunFolder.open(folder)
-    used = {"": _used(run)}
-    return write_run_report(run, output, citations([used[""][0]]), deviations(used), nulls_of_data(run))
+    connection, options = used(run)
+    shown = deviations({"": (connection, options)})
+    return write_run_report(run, output, citations([connection]), shown, nulls_of_data(run))
 
 
 def of_runs(folders: Sequence[str], output: str | Path) -> Path:
@@ -83,15 +84,9 @@ def of_runs(folders: Sequence[str], output: str | Path) -> Path:
     places = [run.path.resolve() for run in runs]
     if twice := next((run.path for i, run in enumerate(runs) if places[i] in places[:i]), None):
         raise InputError(f"{twice} is given twice; give each run once")
-    used = dict(zip(labels(runs), map(_used, runs), strict=True))
-    names = [name for name, _ in used.values()]
-    return write_runs_report(runs, output, citations(names), deviations(used), [*map(nulls_of_data, runs)])
-
-
-def _used(run) -> tuple[str, dict]:
-    """Connection and options of a run, as its record has them."""
-    options = run.config.get("connection_options")
-    return str(run.config.get("connection", "")), options if isinstance(options, dict) else {}
+    by_run = dict(zip(labels(runs), map(used, runs), strict=True))
+    names = [name for name, _ in by_run.values()]
+    return write_runs_report(runs, output, citations(names), deviations(by_run), [*map(nulls_of_data, runs)])
 
 
 def nulls_of_data(run) -> dict[str, float]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from thalweg import config
 from thalweg.cli.console import emit, grid
+from thalweg.cli.facts import explained
 from thalweg.cli.mixer_facts import mixer
 from thalweg.errors import InputError
 
@@ -88,10 +89,7 @@ def connection(name: str, width: int, depth: int, options: dict) -> dict:
         "deviations": list(facts.deviations),
         "verified": list(facts.verified),
         "options": config.to_plain(stream.options),
-        "options explained": [
-            {**config.to_plain(field), "given": options.get(field.name)}
-            for field in config.describe(type(stream.options))
-        ],
+        "options explained": explained(stream.options, options),
         f"cost at width {width}, depth {depth}": config.to_plain(cost),
         "bibtex": facts.bibtex,
     }

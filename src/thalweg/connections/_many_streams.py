@@ -272,11 +272,10 @@ class ManyStreams(Stream):
         return found
 
     def equals_at_start(self):
-        o, site = self.options, self._own_sites()[0]
+        o, mixer = self.options, self.options.make_mixer().double()
         static = not o.dynamic or o.projection_std == 0
         with torch.no_grad():
-            mix = site.mixer.double()(site.mixer.start().double())
-        site.mixer.to(next((p.dtype for p in self.parameters()), torch.get_default_dtype()))
+            mix = mixer(mixer.start().double())
         if not static or not torch.allclose(mix.sum(-1), torch.ones_like(mix[0]), rtol=0, atol=1e-9):
             return None
         unit_read = o.read != "sigmoid"  # else the sum is a multiple of the stream, which only a norm removes

@@ -1,6 +1,5 @@
 """The Jacobian of a map at a point: does a site, or only its skip path, preserve signals?"""
 
-import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ from torch import Tensor
 from thalweg.errors import InputError, ShapeError
 from thalweg.geometry.catalog import measure
 from thalweg.geometry.checks import real
+from thalweg.ops.forward_mode import jvp
 
 Map = Callable[[Tensor], Tensor]
 
@@ -107,9 +107,7 @@ def extreme_singular_values(
 
 
 def _push(function: Map, point: Tensor, direction: Tensor) -> Tensor:
-    with warnings.catch_warnings():  # torch loads its own rules at the first use, with torch.jit, which it deprecates
-        warnings.filterwarnings("ignore", r".*torch\.jit", DeprecationWarning)
-        return torch.func.jvp(function, (point,), (direction.reshape(point.shape),))[1].flatten()
+    return jvp(function, point, direction.reshape(point.shape))[1].flatten()
 
 
 def _orthogonal(x: Tensor, basis: list[Tensor]) -> Tensor:

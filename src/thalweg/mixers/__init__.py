@@ -1,6 +1,5 @@
 """Mixers: parametrisations of the matrix that moves the streams of a token, ``mix[to, from]``. One file is one mixer."""
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,11 +40,6 @@ def create(name: str, *, streams: int, **options: Any) -> Mixer:
     return mixer
 
 
-def option_defaults(name: str) -> dict[str, Any]:
-    """Options of mixer ``name`` with their default values."""
-    return {f.name: f.default for f in dataclasses.fields(registry[name].Options)}
-
-
 __all__ = [
     "Claims",
     "ConstantMixer",
@@ -58,7 +52,6 @@ __all__ = [
     "entries",
     "make_options",
     "names",
-    "option_defaults",
     "register",
     "registry",
 ]

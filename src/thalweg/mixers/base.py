@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from thalweg.errors import InputError, ShapeError
+from thalweg.ops.precision import wide
 
 Marginal = Literal["exact", "converging", "none"]
 
@@ -144,11 +145,14 @@ class Mixer(nn.Module):
 
 
 class SquareMixer(Mixer):
-    """A mixer with one logit for every entry of the matrix, row by row."""
+    """A mixer with one logit for every entry of the matrix, row by row; they start at 6 I - 3 (mHC, appendix A.6) unless it says otherwise."""
 
     @property
     def generators(self) -> int:
         return self.streams**2
+
+    def start(self):
+        return (6 * torch.eye(self.streams) - 3).flatten()
 
     def permute(self, logits, order):
         return self.square(logits)[order][:, order].flatten()
@@ -167,8 +171,7 @@ class ConstantMixer(Mixer):
 
     def forward(self, logits):
         self.check(logits)
-        dtype = logits.dtype if logits.dtype in (torch.float32, torch.float64) else torch.float32
-        matrix = self.matrix().to(logits.device, dtype)
+        matrix = self.matrix().to(wide(logits))
         return matrix.expand(*logits.shape[:-1], *matrix.shape)
 
     def permute(self, logits, order):

@@ -102,9 +102,6 @@ class BirkhoffProjection(SquareMixer):
             reaches="birkhoff",
         )
 
-    def start(self):
-        return (6 * torch.eye(self.streams) - 3).flatten()
-
     def forward(self, logits):
         self.check(logits)
         return birkhoff(self.square(wide(logits)), self.options.steps)

@@ -35,9 +35,6 @@ class ColumnStochastic(SquareMixer):
         return Claims(columns="exact", nonnegative=True, equivariant=True, identity=self.streams <= 22, moves=self.streams > 1,
                       reaches="column_stochastic")  # fmt: skip
 
-    def start(self):
-        return (6 * torch.eye(self.streams) - 3).flatten()
-
     def forward(self, logits):
         self.check(logits)
         return torch.softmax(self.square(wide(logits)), -2)

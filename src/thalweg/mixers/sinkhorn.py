@@ -76,9 +76,6 @@ class Sinkhorn(SquareMixer):
             reaches="birkhoff",
         )
 
-    def start(self):
-        return (6 * torch.eye(self.streams) - 3).flatten()
-
     def forward(self, logits):
         self.check(logits)
         last = -1 if self.options.exact == "rows" else -2

@@ -9,7 +9,7 @@ from thalweg.records.run import RunFolder
 from thalweg.reports import page, provenance
 from thalweg.reports.depth import INTRODUCTION, geometry
 from thalweg.reports.measures import shown
-from thalweg.reports.run import record_of
+from thalweg.reports.run import name_of, record_of, title_of
 from thalweg.reports.shown import TABLE
 from thalweg.reports.tables import moved_table, scalar_table
 from thalweg.reports.text import moment
@@ -35,13 +35,11 @@ def write_measured_report(
         row for row in record.measures if shown(row.measure).group == TABLE and row.measure.startswith("coefficient")
     ]
     record = dataclasses.replace(record, measures=Measurements([*rows, *moved]))
-    name = str(run.config.get("connection", run.path.name))
-    arms = {name: [record]}
-    seed = run.seed if run.seed is not None else run.config.get("seed", "?")
+    arms = {name_of(run): [record]}
     return page.write(
         path,
         "measured.html",
-        title=f"{name}, {run.config.get('depth', '?')} layers, seed {seed}: measured",
+        title=f"{title_of(run)}: measured",
         status=run.status,
         facts=facts,
         introduction=INTRODUCTION,

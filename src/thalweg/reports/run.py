@@ -39,6 +39,16 @@ def record_of(run: RunFolder, status: str, nulls: Mapping[str, float]) -> RunRec
     )
 
 
+def name_of(run: RunFolder) -> str:
+    """Its connection, or the folder where the record names none."""
+    return str(run.config.get("connection", run.path.name))
+
+
+def title_of(run: RunFolder) -> str:
+    seed = run.seed if run.seed is not None else run.config.get("seed", "?")
+    return f"{name_of(run)}, {run.config.get('depth', '?')} layers, seed {seed}"
+
+
 def _measures(run: RunFolder) -> Measurements:
     """What the run measured, and what was measured of it later and not by itself."""
     rows, later = run.measures(), run.path / MEASURED
@@ -61,15 +71,13 @@ def write_run_report(
     """
     # A study leaves diverged runs out of its means; here the one run is what the reader asked for, however it ended.
     record = record_of(run, "shown", nulls or {})
-    name = str(run.config.get("connection", run.path.name))
-    arms = {name: [record]}
+    arms = {name_of(run): [record]}
     dull = f"Has not learned: {why}." if run.status != "diverged" and (why := unlearned(record)) else ""
     limits = [*filter(None, [dull]), *run.notes, *(f"Data: {note}" for note in data_notes(record)), *deviations]
-    seed = run.seed if run.seed is not None else run.config.get("seed", "?")
     return page.write(
         path,
         "run.html",
-        title=f"{name}, {run.config.get('depth', '?')} layers, seed {seed}",
+        title=title_of(run),
         status=run.status,
         headline=f"{_headline(run)} {dull}".strip() if run.status != "running" else _headline(run),
         quality=_quality(record),

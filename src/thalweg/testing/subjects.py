@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map
 
 from thalweg import config
 from thalweg.connections.base import Context, Requirements, Site, State, Stream, Tokens
+from thalweg.ops.precision import default_dtype
 
 # Three different sizes, so that a wrong axis cannot fit by chance.
 BATCH, LENGTH, WIDTH = 2, 5, 8
@@ -156,13 +157,3 @@ def seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
-
-
-@contextlib.contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)

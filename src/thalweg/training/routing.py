@@ -3,6 +3,7 @@
 import torch
 
 from thalweg.geometry.routing import dropped, max_over_mean, router_entropy
+from thalweg.geometry.rows import place_of
 from thalweg.models.decoder import Decoder
 from thalweg.models.sublayers import MixtureOfExperts
 from thalweg.models.trace import StreamTrace
@@ -19,7 +20,7 @@ def routing_measurements(model: Decoder, trace: StreamTrace) -> Measurements:
         scores = layer.router(record.input.flatten(0, 1))
         _, chosen = layer.router.choose(scores, layer.active)
         load, site = layer.sent(chosen).sum(0), record.site
-        place = {"site": f"layers.{site.layer}.{site.kind}", "layer": site.layer, "branch": site.kind, "n": len(chosen)}
+        place = {**place_of(site), "n": len(chosen)}
         even = {"null": 1.0, "null_kind": "the same load for all experts"}
         rows.add("routing.max_over_mean", max_over_mean(load).item(), **place, **even)
         undecided = {"null": 1.0, "null_kind": "the same score for all experts"}

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from thalweg import connections
 from thalweg.connections.base import Stream
+from thalweg.ops.precision import default_dtype
 from thalweg.testing.compare import (
     BrokenError,
     DoesNotApplyError,
@@ -17,7 +18,7 @@ from thalweg.testing.compare import (
     require_close,
     rows,
 )
-from thalweg.testing.subjects import DEPTH, Subject, default_dtype, embedding_for, scramble, seeded, sublayers_for
+from thalweg.testing.subjects import DEPTH, Subject, embedding_for, scramble, seeded, sublayers_for
 
 DRAWS = 3  # of random parameters; the second and third only where the first finds a gradient of zero
 STEPS, RATE = 3, 1e-2

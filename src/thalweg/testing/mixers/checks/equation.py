@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from thalweg.ops.forward_mode import jvp, load_rules
 from thalweg.testing.compare import BrokenError, DoesNotApplyError, require, require_close, require_same
 from thalweg.testing.mixers.subjects import MixerSubject, differentiate, logits_for, require_logits
 
@@ -86,17 +87,17 @@ def transforms(subject: MixerSubject) -> None:
     require_logits(mixer)
     logits = logits_for(mixer)
     direction = logits_for(mixer, seed=6)
+    load_rules()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", r".*torch\.jit", DeprecationWarning)  # torch.func loads it at its first jvp
         try:
-            mix, pushed = torch.func.jvp(mixer, (logits,), (direction,))[:2]
+            mix, pushed = jvp(mixer, logits, direction)
             primal, pull = torch.func.vjp(mixer, logits)[:2]
             cotangent = torch.randn(mix.shape, generator=torch.Generator().manual_seed(7), dtype=mix.dtype)
             (pulled,) = pull(cotangent)
             mapped = torch.func.vmap(mixer)(logits)
             flat, along = logits.flatten(0, 1), direction.flatten(0, 1)
-            both = torch.func.vmap(lambda z, d: torch.func.jvp(mixer, (z,), (d,))[1])(flat, along)
+            both = torch.func.vmap(lambda z, d: jvp(mixer, z, d)[1])(flat, along)
             back = torch.func.vmap(lambda z, c: torch.func.vjp(mixer, z)[1](c)[0])(flat, cotangent.flatten(0, 1))
         except BrokenError:
             raise

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.mixers.base import Mixer
+from thalweg.ops.forward_mode import jvp
 from thalweg.testing.mixers.mutants.catalog import (
     always,
     change_logits,
@@ -49,7 +50,7 @@ def starts_dead(subject: MixerSubject, mutate: Mutate) -> bool:
         return False
     logits = start_of(mixer)
     steps = torch.eye(mixer.generators, dtype=logits.dtype)
-    columns = torch.stack([torch.func.jvp(mixer, (logits,), (step,))[1] for step in steps]).detach()
+    columns = torch.stack([jvp(mixer, logits, step)[1] for step in steps]).detach()
     return float(columns.flatten(1).norm(dim=1).min()) < 1e-9
 
 
