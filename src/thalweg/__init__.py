@@ -8,9 +8,12 @@ from thalweg._version import __version__
 
 if TYPE_CHECKING:
     from thalweg import (
+        capture,
         connections,
         data,
+        editing,
         errors,
+        evaluation,
         geometry,
         mixers,
         models,
@@ -21,13 +24,20 @@ if TYPE_CHECKING:
         testing,
         training,
     )
+    from thalweg.capture.measure import measure
+    from thalweg.capture.probe import Probe
 
 __all__ = [
+    "Probe",
     "__version__",
+    "capture",
     "connections",
     "data",
+    "editing",
     "errors",
+    "evaluation",
     "geometry",
+    "measure",
     "mixers",
     "models",
     "ops",
@@ -38,6 +48,10 @@ __all__ = [
     "training",
 ]
 
-__getattr__, __dir__ = lazy(__name__, parts=(name for name in __all__ if not name.startswith("_")))
+__getattr__, __dir__ = lazy(
+    __name__,
+    {"capture.measure": ("measure",), "capture.probe": ("Probe",)},
+    parts=(name for name in __all__ if not name.startswith("_") and name not in ("Probe", "measure")),
+)
 
 _auto.install()

@@ -3,7 +3,9 @@
 import dataclasses
 import inspect
 import json
+import os
 import re
+import tempfile
 import tomllib
 import types
 from collections.abc import Mapping
@@ -47,6 +49,35 @@ def checked_path(given: str | Path, *, expand: bool = False) -> Path:
         return Path(given).expanduser() if expand else Path(given)
     except RuntimeError:
         raise InputError(f"{given} names the home folder of an unknown user; write the whole path") from None
+
+
+def cache_folder(given: str | Path | None = None) -> Path:
+    """The cache folder: ``given``, else ``$THALWEG_CACHE``, else ``~/.cache/thalweg``. Raises: InputError for no path."""
+    named = given or os.environ.get("THALWEG_CACHE")
+    if named:
+        return checked_path(named, expand=True)
+    try:
+        return Path.home() / ".cache" / "thalweg"
+    except RuntimeError:  # no home
+        return Path(tempfile.gettempdir()) / "thalweg"
+
+
+def check_new(folder: str | Path) -> Path:
+    """The folder as a path, if something new can be written there. Raises: InputError."""
+    if not str(folder):
+        raise InputError("the output needs a name, got an empty one")
+    path = checked_path(folder, expand=True)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise InputError(f"{path} exists and is not an empty folder; choose another name")
+    return path
+
+
+def is_path(where: object) -> bool:
+    """Whether this names a place on the disk, there or not, rather than a repository of a hub."""
+    if not isinstance(where, str | os.PathLike):
+        return False
+    path = Path(where)
+    return path.exists() or path.is_absolute() or str(where).startswith((".", "~")) or len(path.parts) > 2
 
 
 def build(cls: type[C], values: Mapping[str, Any], where: str = "") -> C:

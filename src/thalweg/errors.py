@@ -33,6 +33,16 @@ def _rebuilt(kind: type[ThalwegError], args: tuple) -> ThalwegError:
     return kind.__new__(kind, *args)
 
 
+class ThalwegWarning(UserWarning):
+    """Something is missing or was left out, and the rest goes on; the command line shows it as one line on stderr."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of another library says first, to stand inside one of ours."""
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return line.removeprefix("Error ").rstrip(".")
+
+
 class InputError(ThalwegError, ValueError):
     """What was given cannot be used: says what was got, what is allowed and what to do."""
 
@@ -71,10 +81,19 @@ class ProofError(ThalwegError):
 MOST_NAMES = 40  # shown in one line
 
 
+def nearest(name: str, known: Iterable[str], *, n: int, cutoff: float) -> list[str]:
+    """Those of ``known`` that read most like ``name``, whatever the case of their letters, best first."""
+    folded: dict[str, list[str]] = {}
+    for one in known:
+        folded.setdefault(one.casefold(), []).append(one)
+    found = difflib.get_close_matches(name.casefold(), folded, n=n, cutoff=cutoff)
+    return [one for key in found for one in folded[key]][:n]
+
+
 def _known(name: str, known: list[str]) -> str:
     if len(known) <= MOST_NAMES:
         return f"Known: {', '.join(known) or '(none)'}"
-    near = difflib.get_close_matches(name, known, n=MOST_NAMES // 2, cutoff=0.3)
+    near = nearest(name, known, n=MOST_NAMES // 2, cutoff=0.3)
     return f"Nearest of {len(known)}: {', '.join(near or known[: MOST_NAMES // 2])}"
 
 
@@ -83,7 +102,7 @@ class UnknownNameError(InputError, KeyError):
 
     def __init__(self, kind: str, name: object, known: Iterable[str], *, more: str = ""):
         known = sorted(known)
-        near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+        near = nearest(str(name), known, n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         self.line = f"unknown {kind} {str(name)!r}.{hint} {_known(str(name), known)}.{(' ' + more) if more else ''}"
         super().__init__(self.line)

@@ -2,12 +2,13 @@
 
 import importlib
 import pkgutil
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar, cast
 
-from thalweg.errors import InputError, UnknownNameError
+from thalweg.errors import InputError, ThalwegWarning, UnknownNameError
 
 T = TypeVar("T")
 C = TypeVar("C")  # what a decorator takes and gives back unchanged
@@ -28,7 +29,8 @@ class Registry(Generic[T]):
     """Names to values of one kind.
 
     The modules of ``package`` are imported at the first look-up, so a new file with a ``register`` call is found by itself; then the
-    entry points of ``group`` are loaded, so other distributions can add to it. Registering one name twice is an error.
+    entry points of ``group`` are loaded, so other distributions can add to it. Registering one name twice is an error. An entry point that
+    cannot be loaded is named by one ThalwegWarning and takes nothing but itself away: who asks for its name gets the error.
     """
 
     def __init__(self, kind: str, package: str, group: str):
@@ -37,6 +39,7 @@ class Registry(Generic[T]):
         self.group = group
         self._entries: dict[str, Entry[T]] = {}
         self._aliases: dict[str, str] = {}
+        self._broken: dict[str, str] = {}  # name of an entry point -> why it cannot be loaded
         self._discovered = False
 
     def register(self, name: str, *, summary: str, source: str, aliases: tuple[str, ...] = ()) -> Callable[[C], C]:
@@ -71,10 +74,11 @@ class Registry(Generic[T]):
         try:
             point.load()  # importing the module runs its ``register`` call
         except (Exception, SystemExit) as error:
-            why = str(error) or type(error).__name__
-            raise InputError(
+            why = " ".join((str(error) or type(error).__name__).split())
+            self._broken[point.name] = (
                 f"{self.kind} entry point {point.name!r} ({point.value}) cannot be loaded: {why}; fix or uninstall that package"
-            ) from error
+            )
+            warnings.warn(self._broken[point.name], ThalwegWarning, stacklevel=2)
 
     def names(self) -> list[str]:
         self._discover()
@@ -88,14 +92,23 @@ class Registry(Generic[T]):
         if not isinstance(name, str):
             raise InputError(f"a {self.kind} is named by a string, got {type(name).__name__}")
         found = self._entries.get(self._aliases.get(name, name))
+        if found is None and name in self._broken:
+            raise InputError(self._broken[name])
         if found is None:
+            missing = f" Not loaded: {', '.join(sorted(self._broken))}." if self._broken else ""
             raise UnknownNameError(
                 self.kind,
                 name,
                 [*self._entries, *self._aliases],
-                more=f"Third parties add theirs by the entry point group {self.group!r}.",
+                more=f"Third parties add theirs by the entry point group {self.group!r}.{missing}",
             )
         return found
+
+    def name_of(self, value: T) -> str | None:
+        """The name under which ``value`` is registered, or a class that it extends; None for what is not registered."""
+        names = {id(entry.value): name for name, entry in self._entries.items()}
+        kin = value.__mro__ if isinstance(value, type) else (value,)
+        return next((names[id(one)] for one in kin if id(one) in names), None)
 
     def __getitem__(self, name: str) -> T:
         return self.entry(name).value

@@ -46,7 +46,11 @@ def test_the_list_of_commands():
         "study",
         "report",
         "compare-runs",
+        "eval",
+        "edit",
+        "sweep",
         "convert",
+        "models",
         "doctor",
     ]
 

@@ -1,5 +1,6 @@
 """``thalweg convert`` from the shell: folders, runs, what it prints, what it refuses; and a run that goes on from its result."""
 
+import hashlib
 import json
 import math
 
@@ -11,6 +12,7 @@ from thalweg.cli import main
 from thalweg.models import ThalwegForCausalLM
 from thalweg.surgery import target
 from thalweg.training import load_decoder
+from thalweg.training.initial import hashes
 
 SIZES = {
     "vocab_size": 257,
@@ -182,12 +184,21 @@ def test_a_run_is_converted_and_goes_on(run, text, tmp_path, capsys):
     assert stored["connection"] == "mgt" and stored["connection_options"]["form"] == "delta_rank1"
     assert stored["model"] == {"qk_norm": True} and stored["tokenizer"] == str(made / "tokenizer.json")
     assert (stored["depth"], stored["width"], stored["init_from"]) == (1, 16, str(made))
+    began = json.loads((second / "run.json").read_text())["provenance"]["init_from"]
+    digest = hashlib.sha256((made / "model.safetensors").read_bytes()).hexdigest()
+    assert began == {"folder": str(made), "sha256": {"model.safetensors": digest}}
     losses = {}
     for folder in (run, second):
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         losses[folder] = [row["value"] for row in rows if row["name"] == "val/loss"]
     assert losses[second][0] == pytest.approx(losses[run][-1], abs=1e-4)  # it begins where the first run ended
-    before = ThalwegForCausalLM.from_pretrained(made).decoder
+    model = ThalwegForCausalLM.from_pretrained(made)
+    model.save_pretrained(tmp_path / "parts", max_shard_size="10KB")
+    parts = sorted((tmp_path / "parts").glob("*.safetensors"))
+    assert len(parts) > 1 and hashes(tmp_path / "parts") == {
+        part.name: hashlib.sha256(part.read_bytes()).hexdigest() for part in parts
+    }
+    before = model.decoder
     after, _ = load_decoder(second, "last")
     moved = [name for name, p in after.named_parameters() if not torch.equal(p, before.get_parameter(name))]
     assert "stream.sites.0.alpha.value" in moved and math.isfinite(losses[second][-1])

@@ -80,8 +80,52 @@ def test_the_page_and_the_tables(place, capsys):
     assert "Second singular value of the mixing, of each site" in page and "Mixing replaced by the identity" in page
     assert main(["report", "streams", "-o", "r.html"]) == 0
     assert "Replacing the mixing" in (place / "r.html").read_text()
-    assert main(["measure", "streams", "--quiet"]) == 0  # replaces its own rows
-    assert (place / "streams" / "measured.html").exists()
+
+
+def test_an_earlier_result_is_replaced_only_when_asked(place, capsys):
+    assert main(["measure", "streams", "--quiet"]) == 0
+    kept = {name: (place / "streams" / name).read_bytes() for name in ("measured.jsonl", "measured.html")}
+    capsys.readouterr()
+    assert main(["measure", "streams", "--tokens", "900"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert (
+        err == "error: streams/measured.jsonl holds an earlier result; say --overwrite to replace it\n"
+    )  # before a pass
+    assert {name: (place / "streams" / name).read_bytes() for name in kept} == kept
+    assert main(["measure", "streams", "--tokens", "900", "--quiet", "--overwrite"]) == 0
+    assert all((place / "streams" / name).read_bytes() != content for name, content in kept.items())
+
+
+def test_columns_are_aligned_and_every_heading_is_explained(place, capsys):
+    assert main(["measure", "streams", "--quiet"]) == 0
+    out = capsys.readouterr().out
+    assert "\t" not in out
+    lines = out.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("site  "))
+    column = lines[start].index("gain in")
+    assert all(line[column - 2 : column] == "  " and line[column] != " " for line in lines[start : start + 5])
+    assert f"  sigma_2       {catalog.entry('sigma_2').summary}" in lines
+    assert any(line.startswith("  gradient  ") and line.endswith("[nats per stream unit]") for line in lines)
+    for heading in ("gain in", "gain back", "index", "column error", "by the identity", "gain forward"):
+        assert any(re.match(rf"  {heading} +\S", line) for line in lines), heading
+
+
+def test_more_tokens_than_there_are(place, capsys):
+    from thalweg import data
+
+    held = len(data.load("copy:vocab=8,half=8").eval_batches("valid", 17))
+    asked = str(17 * held + 1)
+    assert main(["measure", "single", "--tokens", asked, "--json"]) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    said = f"{int(asked):,} tokens were asked for; copy:vocab=8,half=8 (valid) holds {17 * held:,}, and all of them are used"
+    assert found["tokens"] == found["held"] == 17 * held and found["asked"] == int(asked)
+    assert said in err.splitlines() and found["notes"] == [said]
+    assert said in (place / "single" / "measured.html").read_text()
+    assert main(["measure", "single", "--tokens", "400", "--json", "--overwrite"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["notes"] == [] and found["held"] == 17 * held and found["tokens"] == 32 * 17
 
 
 def test_a_single_stream(place, capsys):
@@ -90,7 +134,7 @@ def test_a_single_stream(place, capsys):
     assert found["replaced"] == found["windows"] == []
     assert {"site", "effective_rank", "gradient_norm"} <= set(found["sites"][0]) and "sigma_2" not in found["sites"][0]
     assert "Several streams" not in (place / "single" / "measured.html").read_text()
-    assert main(["measure", "single", "--quiet"]) == 0
+    assert main(["measure", "single", "--quiet", "--overwrite"]) == 0
     assert "token cosine" in capsys.readouterr().out
 
 
@@ -103,6 +147,9 @@ def test_a_single_stream(place, capsys):
         (["streams", "--tokens", "0"], "tokens must be a whole number of at least 1, got 0"),
         (["streams", "-o", "m.html"], "m.html exists"),
         (["streams", "-o", ""], "the output needs a name"),
+        (["streams", "-o", "absent/m.html"], "there is no folder absent; make it or choose another place"),
+        (["streams", "-o", "m.html/x.html"], "m.html/x.html cannot be written: m.html is a file"),
+        (["streams", "-o", "empty", "--overwrite"], "empty is a folder; name a file in it"),
         (["streams", "--which", "first"], "invalid choice"),
         (["changed"], "was trained on copy"),
     ],

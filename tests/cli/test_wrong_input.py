@@ -134,7 +134,22 @@ CASES = {
     "report of nothing": (["report", "nothing.toml", "-o", "x.html"], "no such plan"),
     "report of a folder without a run": (["report", "full", "-o", "x.html"], "no run"),
     "report over a file": (["report", "done"], "report.html exists"),
-    "report into a missing place": (["report", "done", "-o", "report.html/x.html"], "cannot be written"),
+    "report into a file": (["report", "done", "-o", "report.html/x.html"], "cannot be written: report.html is a file"),
+    "report into a missing place": (["report", "done", "-o", "absent/x.html"], "there is no folder absent; make it"),
+    "report of nowhere": (
+        ["report", "nowhere/x", "-o", "x.html"],
+        "nowhere/x is neither the folder of a run nor a plan: nothing is there; give the folder of a run, the path of a .toml",
+    ),
+    "report of no name": (["report", "nowhere", "-o", "x.html"], "unknown run folder or plan 'nowhere'"),
+    "a mixer for one stream": (
+        ["train", *SMALL, "--connection", "additive", "--mixer", "sinkhorn"],
+        "--mixer belongs to connections with several streams (hyper_connections, mhc, mhc_delta), got connection additive",
+    ),
+    "streams for one stream": (["train", *SMALL, "--streams", "4"], "--streams belongs to connections with several"),
+    "options of a mixer for one stream": (
+        ["train", *SMALL, "--connection", "delta", "--mixer-option", "iterations=3"],
+        "--mixer-option belongs to connections with several streams",
+    ),
     "unknown plan": (["study", "check", "demmo"], "Did you mean 'demo'"),
     "incomplete plan": (["study", "check", "plan.toml"], "lacks the required keys"),
     "unknown scale": (["study", "check", "demo", "--scale", "smke"], "Did you mean 'smoke'"),

@@ -93,7 +93,7 @@ def test_options_are_one_set_or_several():
     report = check_connection("pre_norm", options=several, only=["shapes"])
     assert [result.options for result in report.results] == several
     assert check_connection("additive", options=several[0], only=["shapes"]).results[0].options == several[0]
-    with pytest.raises(UnknownNameError, match=r"Did you mean 'Additive\.update_norm'"):
+    with pytest.raises(UnknownNameError, match=r"Did you mean 'additive\.update_norm'"):
         check_connection("additive", options={"update_nrm": True})
 
 

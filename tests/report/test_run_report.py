@@ -11,6 +11,8 @@ from thalweg.cli import main
 from thalweg.records.measurements import Measurement
 from thalweg.records.run import RunFolder
 from thalweg.reports import write_run_report
+from thalweg.reports.runs import write_runs_report
+from thalweg.training.evaluation import unit_of
 
 SECTIONS = [
     "1. Quality",
@@ -156,14 +158,14 @@ def test_command(tmp_path, monkeypatch, capsys):
     ("args", "says"),
     [
         (["missing.toml"], "no such plan: missing.toml"),
-        (["missing"], "unknown plan"),
+        (["missing"], "unknown run folder or plan"),
         (["empty"], "is no run folder: it has no run.json"),
         (["foreign"], "is no run record of thalweg"),
         (["broken"], "broken/run.json"),
         (["notes.txt"], "notes.txt"),
         (["run"], "report.html exists; choose another name or say --overwrite"),
         (["run", "-o", "notes.txt/x.html"], "cannot be written"),
-        (["run", "-o", "empty", "--overwrite"], "cannot be written"),
+        (["run", "-o", "empty", "--overwrite"], "empty is a folder; name a file in it"),
         (["run", "-o", "x.html", "--scale", "small"], "--scale belongs to a plan, but run is a folder"),
     ],
 )
@@ -200,3 +202,31 @@ def test_sizes_of_the_stream_say_which_state_and_which_unit(tmp_path):
     assert "stream units</text>" in enters
     assert "stream units</text>" in leaves
     assert "layer, from 0 (mean over its sublayers)</text>" in figure_of(found, "Gates that are open")
+
+
+def test_a_share_is_no_loss(tmp_path):
+    """Nulls of a synthetic task stand in their own unit, beside the metric that they are the null of."""
+    nulls = {
+        "uniform": 2.0,
+        "chance": 1.5,
+        "chance_accuracy": 0.25,
+        "chance_exact_match": 0.0625,
+        "context_accuracy": 0.3,
+    }
+    run = folder(tmp_path / "run")
+    for name, value in (("task/token_accuracy", 0.5), ("task/exact_match", 0.125)):
+        run.log(20, name, value, unit_of(name))
+    run.finish("done", {"final_loss": 6.5, "step": 20, "steps": 20, "nulls": nulls, "cost": COST})
+    said = page(run, tmp_path).said
+    for line in (
+        "task/exact_match 0.125 share 20",
+        "task/token_accuracy 0.5 share 20",
+        "null: chance 1.5 nats/token",
+        "null: chance accuracy 0.25 share",
+        "null: chance exact match 0.0625 share",
+        "null: context accuracy 0.3 share",
+    ):
+        assert line in said
+    both = read(write_runs_report([run, finished(tmp_path / "other")], tmp_path / "runs.html")).said
+    assert "null: chance accuracy – – – 0.25 –" in both  # under no loss, under the accuracy of tokens
+    assert "null: chance 1.5 – – – –" in both

@@ -16,6 +16,7 @@ from thalweg import data
 from thalweg.data.text import cache as token_cache
 from thalweg.data.text import task as text_task
 from thalweg.errors import InputError
+from thalweg.records import folders
 
 PROSE = "".join(f"This is line {i} of a small text.\n" for i in range(300))
 
@@ -119,7 +120,7 @@ def remove(name):
 def test_a_damaged_cache_is_made_anew_and_says_so(load, builds, caplog, damage):
     first = load()
     damage(first.cache.folder)
-    with caplog.at_level(logging.WARNING, "thalweg.data"):
+    with caplog.at_level(logging.WARNING, "thalweg.cache"):
         second = load()
     assert len(builds) == 2 and len(second.notes) == 1 and "it is made anew" in second.notes[0]
     assert caplog.messages == list(second.notes)
@@ -149,18 +150,18 @@ def test_what_is_not_ours_is_refused_and_kept(load, kind):
 
 
 def test_large_files_are_checked_by_samples(tmp_path, monkeypatch):
-    monkeypatch.setattr(token_cache, "WHOLE", 1000)
-    monkeypatch.setattr(token_cache, "SAMPLE", 16)
+    monkeypatch.setattr(folders, "WHOLE", 1000)
+    monkeypatch.setattr(folders, "SAMPLE", 16)
     path = tmp_path / "x.bin"
     content = np.random.default_rng(0).bytes(50_000)
     path.write_bytes(content)
-    base = token_cache.digest_of_file(path)
-    assert token_cache.digest_of_file(path) == base
+    base = folders.digest_of_file(path)
+    assert folders.digest_of_file(path) == base
     for place in (0, 49_999):
         path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-        assert token_cache.digest_of_file(path) != base
+        assert folders.digest_of_file(path) != base
     path.write_bytes(content + b"\0")
-    assert token_cache.digest_of_file(path) != base
+    assert folders.digest_of_file(path) != base
 
 
 def test_leftovers_of_a_killed_process_are_swept(load):

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from thalweg import config, connections, data, registry
+from thalweg import config, connections, data, mixers, registry
+from thalweg.config import cache_folder
 from thalweg.connections import Site
-from thalweg.data.text.cache import cache_folder
-from thalweg.errors import InputError
+from thalweg.errors import InputError, ThalwegWarning, UnknownNameError
 from thalweg.models import Decoder, DecoderConfig
 
 
@@ -46,7 +46,7 @@ def test_paths_that_no_file_has():
     assert "~" not in str(config.checked_path("~/x", expand=True))
 
 
-def test_an_entry_point_that_exits_is_an_error_of_its_package(monkeypatch):
+def test_an_entry_point_that_exits_takes_only_itself_away(monkeypatch):
     class Exits:
         name, value = "braid", "braid.connection"
 
@@ -55,8 +55,27 @@ def test_an_entry_point_that_exits_is_an_error_of_its_package(monkeypatch):
 
     monkeypatch.setattr(registry, "entry_points", lambda group: [Exits()])
     found = registry.Registry("tracker", package="thalweg.data.tasks", group="any")
-    with pytest.raises(InputError, match=r"'braid' .*cannot be loaded: 3; fix or uninstall"):
-        found.names()
+    says = r"'braid' .*cannot be loaded: 3; fix or uninstall"
+    with pytest.warns(ThalwegWarning, match=says):
+        names = found.names()
+    assert "braid" not in names and found.names() == names  # said once
+    with pytest.raises(InputError, match=says):
+        found["braid"]
+
+
+@pytest.mark.parametrize("name", ["MHC", "Mhc", "mHC"])
+def test_the_case_of_letters_counts_but_hides_no_neighbour(name):
+    with pytest.raises(UnknownNameError, match="Did you mean 'mhc'"):
+        connections.registry[name]
+
+
+def test_the_name_of_what_is_registered():
+    class Derived(mixers.registry["sinkhorn"]):
+        pass
+
+    assert mixers.registry.name_of(mixers.registry["newton"]) == "birkhoff_projection"
+    assert mixers.registry.name_of(Derived) == "sinkhorn"
+    assert mixers.registry.name_of(int) is None
 
 
 @pytest.mark.parametrize("width", [0, -1, 8.0, "8", True, None])

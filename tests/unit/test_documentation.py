@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from thalweg.capture import read_map
 from thalweg.cli import COMMANDS, module_of
 from thalweg.cli.console import Parser
 from thalweg.errors import ThalwegError
@@ -74,7 +75,9 @@ def test_examples_run(script, tmp_path):
 # generated parts
 
 
-@pytest.mark.parametrize("script", ["connection_table", "measure_table", "mixer_table", "parity_table"])
+@pytest.mark.parametrize(
+    "script", ["capture_table", "connection_table", "measure_table", "mixer_table", "parity_table"]
+)
 def test_generated_parts_are_what_the_code_makes(script, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     generated, tool = importlib.import_module("generated"), importlib.import_module(script)
@@ -172,10 +175,11 @@ def test_the_command_line_page_names_every_command_and_exit_code():
 
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: page.name)
-def test_toml_blocks_are_configurations_or_plans(page):
+def test_toml_blocks_are_configurations_plans_or_maps(page):
     for block in blocks(page, "toml"):
         table = tomllib.loads(block)
-        parse_plan(table) if "hypotheses" in table else from_table(table)
+        read = parse_plan if "hypotheses" in table else read_map if "blocks" in table else from_table
+        read(table)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

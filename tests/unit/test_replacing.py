@@ -10,14 +10,16 @@ from thalweg.connections import Site
 from thalweg.models import Decoder, DecoderConfig
 from thalweg.models.trace import StreamTrace
 from thalweg.training.diagnostics import Movement
-from thalweg.training.geometry import gradient_rows, mixing_of
+from thalweg.training.geometry import mixing_of
+from thalweg.training.gradients import entering, gradient_rows
 from thalweg.training.replacing import losses_of, replacements
 
 VOCAB, DEPTH, N = 13, 3, 3
 
 
 def model_of(connection="mhc", seed=0, **options):
-    options = options if connection in ("additive", "denseformer") else {"streams": N, "projection_std": 0.5, **options}
+    single = connection in ("additive", "denseformer", "attention_residuals")
+    options = options if single else {"streams": N, "projection_std": 0.5, **options}
     config = DecoderConfig(
         vocab_size=VOCAB,
         width=16,
@@ -65,7 +67,8 @@ def test_losses_by_sequence_are_the_loss_of_the_model():
 def test_replacing_is_what_a_forced_matrix_does_and_is_undone(connection):
     model, batches = model_of(connection), batches_of()
     before = losses_of(model, batches)
-    rows = replacements(model, batches)
+    rows, plain = replacements(model, batches)
+    assert torch.equal(plain.nats, before.nats) and torch.equal(plain.scored, before.scored)
     assert torch.equal(losses_of(model, batches).nats, before.nats)
     eye = torch.eye(N, dtype=torch.float64)
     for chosen, place in (
@@ -99,13 +102,13 @@ def test_the_token_mean_is_that_of_the_unchanged_pass_over_all_tokens():
     model.stream.sites[3].force_mix(torch.cat(mixes).mean((0, 1)))
     after = losses_of(model, batches)
     model.stream.sites[3].force_mix(None)
-    row = only(replacements(model, batches), measure="mixer_replaced.token_mean", site="layers.1.feed_forward")
+    row = only(replacements(model, batches).rows, measure="mixer_replaced.token_mean", site="layers.1.feed_forward")
     assert row.value == pytest.approx(after.mean - before.mean, rel=1e-4) and abs(row.value) > 1e-6
 
 
 def test_static_mixing_is_its_own_mean_and_the_identity_its_own_identity():
     for kind, options in (("token_mean", {"dynamic": False}), ("identity", {"mixer": "identity"})):
-        rows = replacements(model_of(**options), batches_of(1))
+        rows = replacements(model_of(**options), batches_of(1)).rows
         assert max(abs(row.value) for row in rows.where(measure=f"mixer_replaced.{kind}")) < 1e-6
 
 
@@ -114,7 +117,8 @@ def test_passes_are_told_and_single_streams_have_none():
     replacements(model_of(), batches_of(1), lambda done, of: told.append((done, of)))
     assert told == [(i, 18) for i in range(1, 19)]
     for model in (model_of("additive"), model_of(streams=1)):
-        assert not len(replacements(model, batches_of(1)))
+        found = replacements(model, batches_of(1))
+        assert not len(found.rows) and found.plain.mean == losses_of(model, batches_of(1)).mean
 
 
 @pytest.mark.parametrize("connection", ["additive", "mhc"])
@@ -143,9 +147,69 @@ def test_gradient_rows_are_slopes_of_the_loss(connection):
     assert only(rows, measure="gradient_norm.slope").n == 2 * DEPTH
 
 
-def test_states_that_are_no_tensor_have_no_gradient_rows():
-    batch = batches_of(1)[0]
-    assert not len(gradient_rows(model_of("denseformer"), batch["input_ids"], batch["labels"]))
+@pytest.mark.parametrize(
+    ("connection", "options"),
+    [("denseformer", {}), ("denseformer", {"period": 2}), ("attention_residuals", {}), ("attention_residuals", {"block_size": 2})],
+)  # fmt: skip
+def test_states_that_hold_earlier_ones_have_a_gradient_for_each(connection, options):
+    """At the first site they add up to that of the embedding; at every site each is the slope of what follows, with the others held."""
+    model, batch = model_of(connection, **options), batches_of(1)[0]
+    rows = gradient_rows(model, batch["input_ids"], batch["labels"])
+    assert all(p.grad is None for p in model.parameters())
+    assert not any({"read", "write"} & set(vars(site)) for site in model.stream.sites)
+    newest = {row.site: row.value for row in rows.where(measure="gradient_norm")}
+    kept = {(row.site, row.stream): row.value for row in rows.where(measure="gradient_norm.history")}
+    assert len(newest) == 2 * DEPTH and only(rows, measure="gradient_norm.slope").n == 2 * DEPTH
+    counts = [sum(site == place for site, _ in kept) for place in newest]
+    block = options.get("block_size", 1)
+    assert counts == (
+        [1 + i // 2 for i in range(6)] if connection == "denseformer" else [-(-i // block) for i in range(6)]
+    )
+    loss, entered = entering(model, batch["input_ids"], batch["labels"])
+    assert loss.item() == pytest.approx(losses_of(model, [batch]).mean, rel=1e-12)
+    first = [entered[0].newest, *entered[0].history]
+    gradients = torch.autograd.grad(loss, first, retain_graph=True, allow_unused=True)
+    total = sum(g for g in gradients if g is not None).flatten(0, 1)
+    embedding = model.embedding.weight
+    (by_token,) = torch.autograd.grad(
+        model(batch["input_ids"], labels=batch["labels"]).loss, embedding, retain_graph=True
+    )
+    rebuilt = torch.zeros_like(embedding).index_add_(0, batch["input_ids"].flatten(), total)
+    assert torch.allclose(rebuilt, by_token, atol=1e-12)
+    index, site = 3, model.stream.sites[3]
+    asked = [entered[index].newest, *entered[index].history]
+    found = torch.autograd.grad(loss, asked, allow_unused=True)
+    step = 1e-6 * torch.randn(asked[0].shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    for part, gradient in enumerate(found):
+        up, down = (moved_loss(model, batch, site, part, sign * step) for sign in (1, -1))
+        expected = 0.0 if gradient is None else (gradient * step).sum().item()
+        assert (up - down) / 2 == pytest.approx(expected, rel=1e-4, abs=1e-13)
+        name = f"layers.{site.site.layer}.{site.site.kind}"
+        value = newest[name] if part == 0 else kept[name, part - 1]
+        assert value == pytest.approx(0.0 if gradient is None else gradient.norm().item(), rel=1e-9)
+
+
+def moved_loss(model, batch, site, part, step):
+    """The loss when one tensor of the state that enters ``site`` is moved, and the others are not."""
+    read, write, seen = site.read, site.write, []
+
+    def place(state):
+        newest, history = site.parts(state)
+        wanted = newest if part == 0 else history[part - 1]
+        return next(i for i, x in enumerate(state) if x is wanted)
+
+    def reading(state, tokens=None):
+        own = tuple(x.view_as(x) for x in state)
+        at = place(own)
+        seen.append((*own[:at], own[at] + step, *own[at + 1 :]))
+        return read(seen[-1], tokens)
+
+    site.read, site.write = reading, lambda state, update, context: write(seen[-1], update, context)
+    try:
+        with torch.no_grad():
+            return model(batch["input_ids"], labels=batch["labels"]).loss.item()
+    finally:
+        del site.read, site.write
 
 
 def test_movement_of_each_kind_of_coefficient():

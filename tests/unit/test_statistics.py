@@ -7,8 +7,9 @@ import pytest
 from scipy import stats
 
 from thalweg.errors import InputError
+from thalweg.statistics import sign_flip
 from thalweg.studies import power
-from thalweg.studies.statistics import levels, paired, sign_flip
+from thalweg.studies.statistics import levels, paired
 
 
 def test_interval_equals_scipy():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -122,12 +123,27 @@ print(json.dumps({"names": connections.names(), "class": type(stream).__name__, 
     assert len(seen["checked"]) == 12  # six checks, with the defaults and with the one variant
 
 
-def test_a_broken_entry_point_names_its_package(tmp_path):
-    code = "from thalweg import connections; connections.names()"
+def test_a_broken_entry_point_takes_only_itself_away(tmp_path):
+    """All others are listed with one line about it; who asks for it by name gets the reason; a slip beside it hears of it too."""
+    code = """
+import sys
+from thalweg.cli import main
+for args in (["list", "connections"], ["show", "connection", "braid"], ["show", "connection", "braids"]):
+    print(main(args))
+    print("--", file=sys.stderr)
+"""
     env = installed(tmp_path, "thalweg_braid.absent")
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode != 0
-    assert "InputError: connection entry point 'braid' (thalweg_braid.absent) cannot be loaded" in done.stderr
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^additive\b", done.stdout, re.MULTILINE) and re.search(r"^mhc\b", done.stdout, re.MULTILINE)
+    assert [line for line in done.stdout.splitlines() if line.isdigit()] == ["0", "2", "2"]
+    listed, asked, slipped = (part.strip() for part in done.stderr.split("--\n")[:3])
+    broken = (
+        "connection entry point 'braid' (thalweg_braid.absent) cannot be loaded: No module named 'thalweg_braid.absent'"
+    )
+    assert listed == f"warning: {broken}; fix or uninstall that package"
+    assert asked == f"error: {broken}; fix or uninstall that package"
+    assert slipped.startswith("error: unknown connection 'braids'") and slipped.endswith("Not loaded: braid.")
 
 
 def test_what_is_no_connection_is_refused(braid):

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-MARK = re.compile(r"@pytest\.mark\.(slow|gpu|parity)\b(?:.*\n)*?def (test_\w+)")
+MARK = re.compile(r"@pytest\.mark\.(slow|gpu|parity|models)\b(?:.*\n)*?def (test_\w+)")
 
 
 def marked() -> set[tuple[str, str]]:

@@ -6,10 +6,12 @@ Nothing here imports torch; a subcommand's module is imported when it is called.
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-from thalweg.cli.console import Parser, say_error
-from thalweg.errors import ExitCode, InputError, ThalwegError, UnknownNameError
+from thalweg.cli.console import Parser, say, say_error
+from thalweg.errors import ExitCode, InputError, ThalwegError, ThalwegWarning, UnknownNameError
 
 COMMANDS = {
     "demo": "train several connections on real text, judge a small study, write a report",
@@ -21,7 +23,11 @@ COMMANDS = {
     "study": "plan files: new, check, lock, run, verdict",
     "report": "one offline HTML file from a plan or a run",
     "compare-runs": "two runs side by side: first difference, losses, cost",
+    "eval": "what a model can do on texts, long contexts and tasks, and what an edit costs it",
+    "edit": "scale the part of a model's updates along or across the stream: what it costs, or what it writes",
+    "sweep": "every site by every scale, each beside its matched no-op, as one page",
     "convert": "a trained model to another connection, with the proof that it computes what it computed",
+    "models": "trained models that packages carry: what is here, how to get the rest",
     "doctor": "check this installation",
 }
 
@@ -74,12 +80,29 @@ def _run(argv: Sequence[str]) -> int:
     return int(command.run(args) or 0)
 
 
+@contextmanager
+def _one_line_warnings(quiet: bool) -> Iterator[None]:
+    """Warnings that are meant for a reader become one line on stderr; all others stay as they are."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def shown(message, category, *where, **more):
+            if issubclass(category, ThalwegWarning):
+                say(f"warning: {' '.join(str(message).split())}", quiet=quiet)
+            else:
+                show(message, category, *where, **more)
+
+        warnings.showwarning = shown
+        yield
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the console script. Returns the exit code; prints at most one line on stderr for an error."""
     argv = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in argv
     try:
-        return int(_run(argv))
+        with _one_line_warnings("--quiet" in argv):
+            return int(_run(argv))
     except ThalwegError as error:
         if debug:
             raise

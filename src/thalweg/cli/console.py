@@ -97,10 +97,19 @@ def grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def confirm_output(path: str, overwrite: bool) -> None:
-    """Refuse to write over an existing file. Raises: InputError."""
+    """Before anything is computed: refuse to write over an existing file, and to write where nothing can be. Raises: InputError."""
+    import os
     from pathlib import Path
 
     if not path:
         raise InputError("the output needs a name, got an empty one; leave the flag out for the default")
+    folder = Path(path).parent
+    if Path(path).is_dir():
+        raise InputError(f"{path} is a folder; name a file in it")
     if Path(path).exists() and not overwrite:
         raise InputError(f"{path} exists; choose another name or say --overwrite")
+    if not folder.exists():
+        raise InputError(f"{path} cannot be written: there is no folder {folder}; make it or choose another place")
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        why = "may not be written to" if folder.is_dir() else "is a file"
+        raise InputError(f"{path} cannot be written: {folder} {why}; choose another place")

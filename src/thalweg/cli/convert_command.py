@@ -1,8 +1,5 @@
 """``thalweg convert``: a trained model to another connection, proved equal or called a warm start."""
 
-import sys
-from pathlib import Path
-
 from thalweg.cli import connection_flags
 from thalweg.cli.console import emit, say
 from thalweg.errors import ExitCode, InputError
@@ -48,7 +45,7 @@ def run(args) -> ExitCode:
 
     if not args.model:
         raise InputError("the model needs a name, got an empty one")
-    options = connection_flags.options(args)
+    options = connection_flags.options(args, args.connection)
     folder = check_new(args.output)
     wanted(args.connection, options)  # a slip is told before a model is loaded
     source = opened(args)
@@ -77,19 +74,13 @@ def run(args) -> ExitCode:
 def opened(args):
     """The source that the arguments name, with the tokenizer of a run."""
     import torch
-    from transformers.utils import logging
 
-    from thalweg import data
+    from thalweg.cli.opening import hush_bars, open_run
     from thalweg.records.run import RunFolder
     from thalweg.surgery import Source, open_source
-    from thalweg.training import load_decoder
-    from thalweg.training.config import from_table
 
-    if args.quiet or not sys.stderr.isatty():
-        logging.disable_progress_bar()
+    hush_bars(args.quiet)
     if not RunFolder.is_run(args.model):
         return open_source(args.model, dtype=getattr(torch, args.dtype))
-    config = from_table(RunFolder.open(args.model).config)
-    task = data.load(config.data, tokenizer=config.tokenizer, vocab_size=config.vocab_size)
-    model, _ = load_decoder(args.model, args.which)
-    return Source(model, str(Path(args.model)), "thalweg", task.tokenizer)
+    found = open_run(args.model, args.which)
+    return Source(found.model, found.name, "thalweg", found.tokenizer)

@@ -15,7 +15,15 @@ EXAMPLES = """examples:
   thalweg doctor --json"""
 
 CORE = ("torch", "transformers", "numpy", "scipy", "safetensors", "tokenizers", "jinja2", "rich")
-EXTRAS = {"datasets": "data", "tensorboard": "track", "trackio": "track", "wandb": "wandb"}
+EXTRAS = {
+    "datasets": "data",
+    "lm_eval": "eval",
+    "gguf": "gguf",
+    "accelerate": "gguf",
+    "tensorboard": "track",
+    "trackio": "track",
+    "wandb": "wandb",
+}
 LEAST_FREE = 1 << 30
 
 
@@ -71,7 +79,7 @@ def _devices() -> list[dict[str, str]]:
 
 
 def _places() -> list[dict[str, str]]:
-    from thalweg.data.text.cache import cache_folder
+    from thalweg.config import cache_folder
 
     rows = []
     for name, folder in (("cache", cache_folder()), ("current folder", Path.cwd())):

@@ -1,18 +1,23 @@
-"""``thalweg measure``: the stream geometry of a trained run, with what replacing its mixing costs."""
+"""``thalweg measure``: the stream geometry of a trained run, with what replacing its mixing costs; or of anybody's model."""
 
 from collections.abc import Callable
 from typing import Any
 
-from thalweg.cli.console import confirm_output, emit, say, table
-from thalweg.errors import ExitCode
+from thalweg.cli import measure_model
+from thalweg.cli.console import confirm_output, emit, grid, say
+from thalweg.errors import ExitCode, InputError
 
 EXAMPLES = """examples:
-  thalweg measure runs/mhc-d12-s0
+  thalweg measure smollm2 --text book.txt -o report.html
   thalweg measure runs/mhc-d12-s0 --tokens 65536 --which best -o mixing.html
 
-The rows go to measured.jsonl in the folder of the run, the page to measured.html there or to -o. Of a network with several streams every
-mixing matrix, those of the first and the last third of the layers, and all of them are replaced by the identity and by their mean over
-tokens, and the change in held-out loss is given."""
+MODEL is a folder of Hugging Face (safetensors), a GGUF file, a name on a hub, or a model at hand (thalweg models). The capture is proved by
+replay before anything is measured (exit code 5 if it fails).
+
+Of a RUN the rows go to measured.jsonl in its folder, the page to measured.html there or to -o; what an earlier call left there is replaced
+with --overwrite only. Of a network with several streams every mixing matrix, those of the first and the last third of the layers, and all of
+them are replaced by the identity and by their mean over tokens, and the change in held-out loss is given. With a flag of a model, a run is
+measured as any other model is."""
 
 # measure of a row at a site -> heading
 STREAMS = {
@@ -37,6 +42,7 @@ STREAM = {
     "gradient_norm": "gradient",
 }
 REPLACED = {"mixer_replaced.identity": "by the identity", "mixer_replaced.token_mean": "by its token mean"}
+PAGE = "measured.html"
 WINDOWS = {
     "amax_gain.window.forward": "gain forward",
     "amax_gain.window.backward": "gain backward",
@@ -46,17 +52,21 @@ WINDOWS = {
 
 
 def configure(parser) -> None:
-    parser.add_argument("run", metavar="RUN", help="folder of a run")
-    parser.add_argument("-o", "--output", help="page to write (measured.html in the folder of the run)")
-    parser.add_argument("--overwrite", action="store_true", help="replace the file of -o if it exists")
-    parser.add_argument("--tokens", type=int, help="held-out tokens, in whole sequences and at least 16 (4096)")
-    parser.add_argument("--which", choices=("last", "best"), default="last", help="checkpoint (last)")
+    parser.add_argument("model", metavar="MODEL_OR_RUN", help="a model, or the folder of a run")
+    parser.add_argument("-o", "--output", help="page to write (report.html; of a run measured.html in its folder)")
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier result, and the file of -o")
+    parser.add_argument("--tokens", type=int, help="tokens to read (8192; of a run 4096, held out, in whole sequences)")
+    parser.add_argument("--which", choices=("last", "best"), default="last", help="checkpoint, of a run (last)")
+    measure_model.configure(parser)
 
 
 def run(args) -> ExitCode:
-    if args.output is not None:
-        confirm_output(args.output, args.overwrite)
-    found = of_run(args.run, args.output, args.tokens, args.which, lambda text: say(text, quiet=args.quiet))
+    from thalweg.records.run import RunFolder
+
+    if not RunFolder.is_run(args.model) or measure_model.given(args):
+        return _model(args)
+    _check_places(args.model, args.output, args.overwrite)
+    found = of_run(args.model, args.output, args.tokens, args.which, lambda text: say(text, quiet=args.quiet))
     if args.json:
         emit(found)
         return ExitCode.OK
@@ -64,9 +74,50 @@ def run(args) -> ExitCode:
         print(f"{name}: {text}")
     for name, columns in headings(found["sites"]).items():
         if found[name]:
-            table(_written(found[name]), columns)
-    print(found["report"])
+            print("", *_table(_written(found[name]), columns), sep="\n")
+    print("", found["report"], sep="\n")
     return ExitCode.OK
+
+
+def _model(args) -> ExitCode:
+    found = measure_model.of_model(args, lambda text: say(text, quiet=args.quiet))
+    if args.json:
+        emit(found)
+        return ExitCode.OK
+    for name, text in found["measured"].items():
+        print(f"{name}: {text}")
+    print("", *measure_model.lines(found["sites"]), "", found["report"], sep="\n")
+    return ExitCode.OK
+
+
+def _check_places(run: str, output: str | None, overwrite: bool) -> None:
+    """Before hours of passes: whether the result may go where it shall. Raises: InputError."""
+    from pathlib import Path
+
+    from thalweg.records.run import RunFolder
+    from thalweg.reports.run import MEASURED
+
+    if output is not None:
+        confirm_output(output, overwrite)
+    folder = RunFolder.open(run).path
+    for path in (folder / MEASURED, *([folder / PAGE] if output is None else [])):
+        if Path(path).exists() and not overwrite:
+            raise InputError(f"{path} holds an earlier result; say --overwrite to replace it")
+        confirm_output(str(path), True)
+
+
+def _table(rows: list[dict[str, str]], columns: dict[str, str]) -> list[str]:
+    """Aligned columns, and under them what each heading stands for."""
+    from thalweg.geometry import catalog
+
+    shown = {key: heading for key, heading in columns.items() if any(key in row for row in rows)}
+    lines = grid([*shown.values()], [[row.get(key, "") for key in shown] for row in rows])
+    meanings = {heading: catalog.entry(key) for key, heading in shown.items() if key != "site"}
+    width = max(map(len, meanings))
+    for heading, measure in meanings.items():
+        unit = f" [{measure.unit}]" if measure.unit else ""
+        lines += [f"  {line}" for line in grid([heading.ljust(width), f"{measure.summary}{unit}"], [])]
+    return lines
 
 
 def of_run(
@@ -92,12 +143,13 @@ def of_run(
         "checkpoint": f"{which}, step {plan.step:,}",
         "data": f"{plan.data} ({plan.split}), {plan.sequences:,} sequences of {plan.length:,} tokens",
         "geometry": f"on {plan.traced:,} sequences, as in training, in float32",
+        **({"note": plan.short} if plan.short else {}),
     }
     connection, options = used(record)
     page = write_measured_report(
         record,
         measured.rows,
-        output or record.path / "measured.html",
+        output or record.path / PAGE,
         facts=facts,
         command=f"thalweg measure RUN --tokens {wanted} --which {which}",
         citations=citations([connection]),
@@ -109,6 +161,9 @@ def of_run(
         "split": plan.split,
         "sequences": plan.sequences,
         "tokens": plan.tokens,
+        "asked": plan.asked,
+        "held": plan.held * plan.length,
+        "notes": [plan.short] if plan.short else [],
         "loss": measured.loss,
         "rows": str(kept),
         "report": str(page),
@@ -150,7 +205,8 @@ def _plan(plan) -> str:
         f"step {plan.step:,}: geometry on {plan.traced:,} sequences, loss on {plan.sequences:,} sequences of {plan.length:,} tokens of "
         f"{plan.data} ({plan.split})"
     )
-    return f"{text}; {plan.passes} passes with the mixing replaced" if plan.passes else text
+    text = f"{text}; {plan.passes} passes with the mixing replaced" if plan.passes else text
+    return f"{text}\n{plan.short}" if plan.short else text
 
 
 def _progress(tell: Callable[[str], None]) -> Callable[[int, int], None]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from thalweg.cli.console import confirm_output, emit
 from thalweg.cli.facts import citations, deviations, used
-from thalweg.errors import ExitCode, InputError, ThalwegError
+from thalweg.errors import ExitCode, InputError, ThalwegError, UnknownNameError
 
 EXAMPLES = """examples:
   thalweg report plans/mgt-ablation.toml --scale small -o ablation.html
@@ -37,6 +37,7 @@ def run(args) -> ExitCode:
     if plans and len(args.given) > 1:
         raise InputError(f"several arguments must all be folders of runs, got {plans[0]!r}; give a plan alone")
     if plans:
+        _require_plan(plans[0])
         path = _of_plan(args, plans[0])
     else:
         for flag in ("scale", "records"):
@@ -58,6 +59,22 @@ def names_run(given: str) -> bool:
     if RunFolder.is_run(given):
         return True
     return Path(given).is_dir() and (library.is_path(given) or given not in library.shipped())
+
+
+def _require_plan(given: str) -> None:
+    """Raises: InputError for what is neither the folder of a run nor a plan."""
+    from thalweg.studies import library
+
+    allowed = "give the folder of a run, the path of a .toml file, or the name of a shipped plan (thalweg list plans)"
+    if library.is_path(given) and not given.endswith(".toml") and not Path(given).exists():
+        raise InputError(f"{given} is neither the folder of a run nor a plan: nothing is there; {allowed}")
+    if not library.is_path(given) and given not in library.shipped():
+        raise UnknownNameError(
+            "run folder or plan",
+            given,
+            library.shipped(),
+            more="Or give the folder of a run, or the path of a .toml file.",
+        )
 
 
 def of_run(folder: str, output: str | Path) -> Path:
@@ -114,12 +131,8 @@ def of_study(study, output: str | Path) -> Path:
     from thalweg import studies
     from thalweg.reports import write_study_report
     from thalweg.reports.study import StudyRecords
-    from thalweg.studies import locking
 
-    try:
-        lock = locking.read(study.path, study.scale_name)
-    except InputError:
-        lock = None  # the verdict says void and why
+    lock = lock_of(study)
     tunings = {arm: study.tuning(arm) for arm in study.arms}
     arms = {name: study.plan.arms[name] for name in study.arms}
     records = StudyRecords(
@@ -139,8 +152,39 @@ def of_study(study, output: str | Path) -> Path:
     return write_study_report(records, output)
 
 
+def of_edits(study, output: str | Path) -> Path:
+    """The report of a study of edits with its verdict."""
+    from thalweg import studies
+    from thalweg.reports.edits import EditStudyRecords, write_edit_report
+
+    lock = lock_of(study)
+    records = EditStudyRecords(
+        plan=study.plan,
+        scale=study.scale_name,
+        verdict=studies.verdict(study),
+        found=study.records(),
+        locked=lock.locked if lock else "",
+        version=lock.version if lock else "",
+        plan_text=study.path.read_text(encoding="utf-8"),
+        plan_path=str(study.path),
+    )
+    return write_edit_report(records, output)
+
+
+def lock_of(study):
+    """The lock of a study, or None: then the verdict says void and why."""
+    from thalweg.studies import locking
+
+    try:
+        return locking.read(study.path, study.scale_name)
+    except InputError:
+        return None
+
+
 def _of_plan(args, plan: str) -> Path:
     from thalweg.cli.study_command import open_study
+    from thalweg.studies.runner import Study
 
     args.plan = plan
-    return of_study(open_study(args), args.output)
+    study = open_study(args)
+    return of_study(study, args.output) if isinstance(study, Study) else of_edits(study, args.output)

@@ -85,7 +85,9 @@ def _check(args) -> ExitCode:
             ),
         )
         say(
-            f"{found.kind} at {found.scale}: {found.runs} runs and {found.tuning_runs} for learning rates",
+            f"{found.kind} at {found.scale}: {found.runs} {study.counts} and {found.tuning_runs} for learning rates"
+            if found.tuning_runs
+            else f"{found.kind} at {found.scale}: {found.runs} {study.counts}",
             quiet=args.quiet,
         )
         for line in found.remarks:
@@ -121,7 +123,7 @@ def _run(args) -> ExitCode:
     if args.json:
         emit({"finished_now": done, "runs": finished, "of": wanted})
     else:
-        say(f"{done} runs finished now; {finished} of {wanted} seed runs are recorded", quiet=args.quiet)
+        say(f"{done} runs finished now; {finished} of {wanted} {study.counts} are recorded", quiet=args.quiet)
     return ExitCode.OK
 
 
@@ -134,13 +136,13 @@ def _status(args) -> ExitCode:
         "scale": study.scale_name,
         "runs": finished,
         "of": wanted,
-        "learning_rates": {arm: study.tuning(arm).best for arm in study.arms},
+        "learning_rates": study.rates(),
         "next": [job.name for job in missing],
     }
     if args.json:
         emit(found)
     else:
-        print(f"{finished} of {wanted} seed runs recorded; {len(missing)} runs can start now")
+        print(f"{finished} of {wanted} {study.counts} recorded; {len(missing)} can start now")
         for arm, rate in found["learning_rates"].items():
             print(
                 f"  {arm}: {'learning rate ' + format(rate, 'g') if rate is not None else 'learning rate not chosen yet'}"
@@ -190,12 +192,11 @@ def as_plain(judged) -> dict[str, Any]:
 
 def open_study(args):
     """The study that PLAN, --scale, --records and --workspace name."""
+    from thalweg import studies
     from thalweg.studies import library
-    from thalweg.studies.plan import load
-    from thalweg.studies.runner import Study
 
     path = library.find(args.plan)
-    plan = load(path)
+    plan = studies.load(path)
     scale = args.scale or (next(iter(plan.scale)) if len(plan.scale) == 1 else "smoke")
     plan.at(scale)
-    return Study(path, scale, records=args.records, workspace=getattr(args, "workspace", "runs/studies"))
+    return studies.study(path, scale, records=args.records, workspace=getattr(args, "workspace", "runs/studies"))

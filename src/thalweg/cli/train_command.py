@@ -116,14 +116,16 @@ def requested(args, base: dict | None = None):
         if field.name not in TABLES and getattr(args, field.name) is not None
     }
     table = config.merge(table, config.parse_assignments([f"{name}={text}" for name, text in given.items()]))
-    if options := connection_flags.options(args):
-        table = config.merge(table, {"connection_options": options})
-    if args.model:
-        table = config.merge(table, {"model": config.parse_assignments(args.model, "--model")})
     if (model := table.get("init_from")) is not None:
         from thalweg.training.initial import table_of
 
         table = config.merge(table_of(model), table)
+    connection = table.get("connection", TrainConfig.connection)
+    if options := connection_flags.options(args, connection):
+        base = table.get("connection_options", {})
+        table["connection_options"] = connection_flags.merged(base, options, connection, quiet=args.quiet)
+    if args.model:
+        table = config.merge(table, {"model": config.parse_assignments(args.model, "--model")})
     for name, most in MOST.items():
         value = table.get(name)
         if isinstance(value, int) and value > most:

@@ -5,19 +5,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from thalweg import config
-from thalweg.connections.base import (
-    ConnectionOptions,
-    Equivalence,
-    Facts,
-    GroupHint,
-    Mixing,
-    Requirements,
-    Site,
-    Stream,
-    StreamSite,
-    TokenMemory,
-    Tokens,
-)
+from thalweg.connections.base import ConnectionOptions, Mixing, Site, Stream, StreamSite
+from thalweg.connections.declarations import Equivalence, Facts, GroupHint, Requirements
+from thalweg.connections.tokens import TokenMemory, Tokens
 from thalweg.errors import InputError
 from thalweg.registry import Entry, Registry
 

@@ -37,6 +37,7 @@ from thalweg.connections.base import (
     StreamSite,
     each_token,
     reference_norm,
+    shaped,
 )
 from thalweg.errors import InputError
 from thalweg.ops.precision import full_precision, wide
@@ -138,6 +139,7 @@ class ManyStreamsSite(StreamSite):
     def all_logits(self, state: Float[Tensor, "b t n d"]) -> dict[str, Tensor]:
         """Name of each family -> its logits at every token [b t count], from one pass over the streams."""
         o, families = self.options, cast("dict[str, Logits]", dict(self.logits.items()))
+        shaped(state, o.streams, self.input_norm.width)
         projected = project(state, list(families.values()), o.coefficients, o.coefficient_eps, tanh=o.tanh)
         return {
             name: family(part, state.shape[:2])
@@ -217,7 +219,7 @@ class ManyStreams(Stream):
         self.head = Logits(n, (n,), n, n * width, dynamic=True) if options.contraction == "head" else None
 
     def enter(self, embedding, tokens=None):
-        return embedding.unsqueeze(2).expand(-1, -1, self.options.streams, -1)
+        return shaped(embedding, self.width, what="embedding").unsqueeze(2).expand(-1, -1, self.options.streams, -1)
 
     def contract(self, state: Float[Tensor, "b t n d"]) -> Float[Tensor, "b t d"]:
         """The streams made one, before the final norm."""

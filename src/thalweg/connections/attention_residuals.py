@@ -20,6 +20,7 @@ from thalweg.connections.base import (
     StreamSite,
     each_token,
     reference_norm,
+    shaped,
 )
 from thalweg.errors import InputError
 from thalweg.ops.norms import Norm
@@ -75,8 +76,11 @@ class AttentionResidualsSite(StreamSite):
         self.attention = DepthAttention(width, options)
 
     def read(self, state, tokens=None):
-        x, weights = self.attention(list(state[: self.filled]))
+        x, weights = self.attention([shaped(source, self.input_norm.width) for source in state[: self.filled]])
         return self.input_norm(x), weights
+
+    def parts(self, state):
+        return state[self.filled - 1], state[: self.filled - 1]
 
     def write(self, state, update, context):
         update = self.update_norm(update)
@@ -137,6 +141,7 @@ class AttentionResiduals(Stream):
         return cast("list[AttentionResidualsSite]", list(self.sites))
 
     def enter(self, embedding, tokens=None):
+        shaped(embedding, self.width, what="embedding")
         empty = embedding.new_zeros(()).expand_as(embedding)
         return (embedding, *[empty] * (self.sources - 1))
 

@@ -9,7 +9,7 @@ streams is ``mix[to, from]``.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -17,7 +17,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from thalweg.errors import InputError
+from thalweg.connections.declarations import Equivalence, Facts, GroupHint, Requirements
+from thalweg.connections.tokens import Tokens
+from thalweg.errors import InputError, ShapeError
 from thalweg.ops.norms import Norm
 
 State = Any  # a pytree of tensors of fixed structure that the Stream alone understands
@@ -61,106 +63,6 @@ class Site:
     def total(self) -> int:
         """Number of sublayers in the network."""
         return self.depth * self.sublayers_per_layer
-
-
-class TokenMemory:
-    """What connections that look along the token axis keep between the calls of cached decoding, by site.
-
-    One object lives in the generation cache; a connection calls :meth:`extend` with the tokens of this call and gets past and present.
-    """
-
-    def __init__(self) -> None:
-        self.slots: dict[str, tuple[Tensor, Tensor]] = {}
-
-    def extend(self, key: str, x: Tensor, mask: Tensor, keep: int) -> tuple[Tensor, Tensor]:
-        """Put the tokens of this call after those kept under ``key``; keep the last ``keep`` of the result for the next call.
-
-        Shapes: x [b t ...], mask [b t] (True where the token is real) -> ([b p+t ...], [b p+t]) with p <= keep past tokens.
-        """
-        if key in self.slots:
-            past, past_mask = self.slots[key]
-            x, mask = torch.cat([past.to(x.dtype), x], 1), torch.cat([past_mask, mask], 1)
-        start = max(x.shape[1] - keep, 0)
-        self.slots[key] = (
-            x[:, start:].detach().clone(),
-            mask[:, start:].clone(),
-        )  # a view would keep the whole prefill
-        return x, mask
-
-    def select(self, rows: Tensor) -> None:
-        """Reorder or repeat the batch (beam search, parallel sampling). rows: [b'] indices."""
-        self.slots = {key: (x[rows], mask[rows]) for key, (x, mask) in self.slots.items()}
-
-
-@dataclass
-class Tokens:
-    """What is known of the tokens of a call; for the few connections that look along the token axis.
-
-    mask [b t] bool, True where a token is real (None: all are); positions [b t] int; segments [b t] int, equal within one packed
-    document; memory: past tokens in cached decoding.
-    """
-
-    mask: Tensor | None = None
-    positions: Tensor | None = None
-    segments: Tensor | None = None
-    memory: TokenMemory | None = None
-
-    def real(self, x: Tensor) -> Tensor:
-        """The mask, made for ``x`` [b t ...] when none was given."""
-        return self.mask.bool() if self.mask is not None else torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-
-
-@dataclass(frozen=True)
-class Requirements:
-    """What a connection asks of the inside of a sublayer, which the sublayer implements or refuses.
-
-    gain: factor on the initial weights of value, attention output and both feed-forward maps (not query and key).
-    output_gain: factor on the initial weights of the last map of the sublayer only (GPT-2's 1/sqrt(2L)).
-    init: distribution of the generic pass, ``normal`` with the model's std or ``xavier`` (normal, with the gains above).
-    inner_norm: a norm before the last map of the sublayer (Sub-LN).
-    """
-
-    gain: float = 1.0
-    output_gain: float = 1.0
-    init: Literal["normal", "xavier"] = "normal"
-    inner_norm: bool = False
-
-
-@dataclass(frozen=True)
-class GroupHint:
-    """How the optimiser should treat a group of parameters: a factor on the learning rate, and weight decay (None: the run's default)."""
-
-    lr_mul: float = 1.0
-    weight_decay: float | None = None
-
-
-@dataclass(frozen=True)
-class Equivalence:
-    """A claim about initialisation: the whole stream equals connection ``name`` with ``options`` within ``tolerance`` (float64, relative)."""
-
-    name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    tolerance: float = 1e-9
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What ``thalweg show connection``, the documentation and the reports say of a connection.
-
-    source: paper and equation. equation: in text, one line per step. words: the same in plain words, with the shape at each edge.
-    chosen: values that the source does not state and that are ours. deviations: where the code leaves the source.
-    verified: against what it was checked beside the loop-written reference.
-    """
-
-    source: str
-    equation: str
-    words: str
-    constraint: str = "none"
-    precision: str = "coefficients and norms in float32 or wider; the stream in the dtype of the model"
-    chosen: tuple[str, ...] = ()
-    deviations: tuple[str, ...] = ()
-    verified: tuple[str, ...] = ("loop-written reference in float64, outputs and all gradients",)
-    bibtex: str = ""
 
 
 @dataclass(frozen=True)
@@ -211,8 +113,8 @@ class StreamSite(nn.Module):
         self.update_norm = options.make_norm(width, options.update_norm)
 
     def read(self, state: State, tokens: Tokens | None = None) -> tuple[Float[Tensor, "b t d"], Context]:
-        """State -> (sublayer input [b t d], context)."""
-        return self.input_norm(state), None
+        """State -> (sublayer input [b t d], context). Raises: ShapeError for a state of another width or number of streams."""
+        return self.input_norm(shaped(state, self.input_norm.width)), None
 
     def write(self, state: State, update: Float[Tensor, "b t d"], context: Context) -> State:
         """State, what the sublayer returned [b t d], context of ``read`` -> next State."""
@@ -234,6 +136,10 @@ class StreamSite(nn.Module):
         if following is None:
             return state, None, None
         return (state, *following.read(state, tokens))
+
+    def parts(self, state: State) -> tuple[Tensor, Sequence[Tensor]]:
+        """Of a state that enters here: its newest tensor, and what it holds of earlier places, the oldest first; for measurement."""
+        return state, ()
 
     def gates(self, state: State, context: Context, update: Tensor | None = None) -> dict[str, Tensor]:
         """Named gate values for measurement, each [b t] or [b t d]; empty where a connection has none.
@@ -294,8 +200,8 @@ class Stream(nn.Module):
         return self.SiteModule(self.width, site, self.options)
 
     def enter(self, embedding: Float[Tensor, "b t d"], tokens: Tokens | None = None) -> State:
-        """Embedding [b t d] -> State."""
-        return embedding
+        """Embedding [b t d] -> State. Raises: ShapeError for an embedding of another width."""
+        return shaped(embedding, self.width, what="embedding")
 
     def leave(self, state: State, tokens: Tokens | None = None) -> Float[Tensor, "b t d"]:
         """State -> what the unembedding sees [b t d]."""
@@ -382,6 +288,20 @@ class Stream(nn.Module):
 
     def extra_repr(self) -> str:
         return f"width={self.width}, sites={len(self.layout)}"
+
+
+def shaped(x: Any, *tail: int, what: str = "state") -> Tensor:
+    """``x`` as it is. Raises: ShapeError unless it is a tensor [b t *tail], ``tail`` being [d] or [n d].
+
+    No axis that a compiler may keep symbolic is looked at.
+    """
+    shape = list(x.shape) if isinstance(x, Tensor) else []
+    if len(shape) != 2 + len(tail) or any(shape[2 + i] != size for i, size in enumerate(tail)):
+        axes = ("streams", "width")[-len(tail) :]
+        wanted = ", ".join(f"{axis} {size}" for axis, size in zip(axes, tail, strict=True))
+        got = f"shape {shape}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+        raise ShapeError(f"the {what} must be a tensor [batch, tokens, {wanted}], got {got}")
+    return x
 
 
 def reference_norm(norm: Norm, x: Tensor) -> Tensor:

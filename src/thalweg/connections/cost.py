@@ -59,7 +59,7 @@ def measure_cost(
     Raises: UnknownNameError; InputError for a connection that needs real numbers to run.
     """
     cls = connections.registry[connection] if isinstance(connection, str) else connection
-    given = config.build(cls.Options, dict(options or {}), where=cls.__name__)
+    given = config.build(cls.Options, dict(options or {}), where=connections.registry.name_of(cls) or cls.__name__)
     additive = connections.registry["additive"]
     plain = config.build(additive.Options, {"norm": given.norm, "norm_bias": given.norm_bias})
     own = measure(lambda some: cls(width, some, given), sites, width=width, length=length, dtype=dtype)

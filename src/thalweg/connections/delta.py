@@ -21,6 +21,7 @@ from thalweg.connections.base import (
     Tokens,
     each_token,
     reference_norm,
+    shaped,
 )
 from thalweg.errors import InputError
 from thalweg.ops.rank_one import delta, direction, write
@@ -110,6 +111,7 @@ class DeltaSite(StreamSite):
         self.__dict__["compress"] = compress
 
     def read(self, state, tokens=None):
+        shaped(state, self.options.value_channels, self.input_norm.width)
         x = self.compress(state, tokens, self.site)
         c = self.input_norm(x)
         return c, Strokes(self.gate(c), self.value(x if self.options.value == "code" else c))
@@ -208,7 +210,7 @@ class Delta(Stream):
         return CompressTokens(self.width, o.value_channels, o.kernel)
 
     def enter(self, embedding, tokens=None):
-        return self.expand(embedding, tokens, "expand")
+        return self.expand(shaped(embedding, self.width, what="embedding"), tokens, "expand")
 
     def leave(self, state, tokens=None):
         return self.final_norm(self.readout(state, tokens, "readout"))

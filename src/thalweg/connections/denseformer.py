@@ -17,6 +17,7 @@ from thalweg.connections.base import (
     StreamSite,
     each_token,
     reference_norm,
+    shaped,
 )
 from thalweg.errors import InputError
 from thalweg.ops.precision import wide
@@ -57,7 +58,10 @@ class DenseFormerSite(StreamSite):
         self.weight = nn.Parameter(torch.zeros(len(self.slots))) if averages else None
 
     def read(self, state, tokens=None):
-        return self.input_norm(state[0]), None
+        return self.input_norm(shaped(state[0], self.input_norm.width)), None
+
+    def parts(self, state):
+        return state[0], state[1 : self.site.layer + 2]
 
     def write(self, state, update, context):
         x = state[0] + self.update_norm(update)
@@ -114,6 +118,7 @@ class DenseFormer(Stream):
 
     def enter(self, embedding, tokens=None):
         depth = len({site.layer for site in self.layout})
+        shaped(embedding, self.width, what="embedding")
         empty = embedding.new_zeros(()).expand_as(embedding)
         return (embedding, embedding, *[empty] * depth)
 

@@ -18,6 +18,7 @@ from thalweg.connections.base import (
     StreamSite,
     each_token,
     reference_norm,
+    shaped,
 )
 from thalweg.errors import InputError
 from thalweg.ops.precision import full_precision, wide
@@ -50,7 +51,7 @@ class HighwaySite(StreamSite):
 
     def read(self, state, tokens=None):
         """The context is the gate T [b t d], in float32 or wider."""
-        with full_precision(state):
+        with full_precision(shaped(state, self.input_norm.width)):
             gate = torch.sigmoid(F.linear(wide(state), wide(self.gate_weight), wide(self.gate_bias)))
         return self.input_norm(state), gate
 

@@ -11,6 +11,7 @@ from thalweg.connections.base import (
     Stream,
     each_token,
     reference_norm,
+    shaped,
 )
 
 
@@ -22,7 +23,7 @@ class LayerNormScalingSite(AdditiveSite):
         self.factor = (site.layer + 1) ** -0.5
 
     def read(self, state, tokens=None):
-        return self.input_norm(state) * self.factor, None
+        return self.input_norm(shaped(state, self.input_norm.width)) * self.factor, None
 
 
 @register(

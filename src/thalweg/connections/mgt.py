@@ -25,6 +25,7 @@ from thalweg.connections.base import (
     StreamSite,
     each_token,
     reference_norm,
+    shaped,
 )
 from thalweg.ops.norms import Norm
 from thalweg.ops.precision import full_precision, wide
@@ -106,7 +107,7 @@ class MGTSite(StreamSite):
         return erase.clamp(0, 2) if self.start.clamp_erase else erase
 
     def read(self, state, tokens=None):
-        normed = self.input_norm(state)
+        normed = self.input_norm(shaped(state, self.input_norm.width))
         seen = normed if self.options.gate_input == "norm" else state
         context = {}
         if self.options.gated and self.options.gate in ("learned", "fixed_random"):

@@ -15,6 +15,7 @@ from thalweg.connections.base import (
     StreamSite,
     each_token,
     reference_norm,
+    shaped,
 )
 from thalweg.ops.norms import Norm
 
@@ -89,7 +90,7 @@ class PostNorm(Stream):
         self.enter_norm = options.make_norm(width, options.enter_norm)
 
     def enter(self, embedding, tokens=None):
-        return self.enter_norm(embedding)
+        return self.enter_norm(shaped(embedding, self.width, what="embedding"))
 
     def reset_parameters(self):
         super().reset_parameters()

@@ -20,6 +20,7 @@ from thalweg.connections.base import (
     Tokens,
     each_token,
     reference_norm,
+    shaped,
 )
 from thalweg.errors import InputError
 from thalweg.geometry.tangent import RELATIVE_FLOOR, local_tangent, project
@@ -59,6 +60,7 @@ class TangentSite(StreamSite):
 
     def read(self, state, tokens=None):
         tokens = tokens or Tokens()
+        shaped(state, self.input_norm.width)
         # The index is looked at only when something is remembered: a compiled graph then serves every site.
         key = "" if tokens.memory is None else f"tangent_projector.{self.site.index}"
         past, counts = past_windows(state.detach(), tokens, self.options.window, key)

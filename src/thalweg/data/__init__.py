@@ -3,12 +3,11 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from thalweg.config import checked_path
+from thalweg.config import cache_folder, checked_path
 from thalweg.data import tasks
 from thalweg.data.sampler import Sampler
 from thalweg.data.task import IGNORED, Batch, EvalBatches, Task, scored_tokens
 from thalweg.data.tasks import Opener, Request
-from thalweg.data.text.cache import cache_folder
 from thalweg.data.units import bits_per_byte, nats_per_token
 from thalweg.errors import InputError, UnknownNameError
 from thalweg.registry import Entry

@@ -8,15 +8,29 @@ from typing import TYPE_CHECKING
 from thalweg._lazy import lazy
 
 if TYPE_CHECKING:
+    from thalweg.geometry.alignment import cka_of, hsic, linear_cka
     from thalweg.geometry.constraint import (
         constraint_error,
         logit_spread,
         mixing_distance,
         permutation_index,
     )
+    from thalweg.geometry.diagonal import effective_diagonal
     from thalweg.geometry.gates import gate_statistics, sign_transition
-    from thalweg.geometry.gradients import common_gradient_norms, depth_slope, gradient_norms, state_gradient_norms
+    from thalweg.geometry.gradients import (
+        common_gradient_norms,
+        depth_slope,
+        gradient_norms,
+        history_gradient_norms,
+        state_gradient_norms,
+    )
     from thalweg.geometry.jacobian import extreme_singular_values, jacobian_matrix, jacobian_singular_values
+    from thalweg.geometry.lengths import (
+        layer_drop_cosine,
+        parallel_over_perpendicular,
+        token_relative_update,
+        update_angle,
+    )
     from thalweg.geometry.mixing import (
         amax_gain,
         channels,
@@ -33,7 +47,8 @@ if TYPE_CHECKING:
         MixingOptions,
         mixing_measurements,
     )
-    from thalweg.geometry.similarity import residual_to_rank_one, rms, state_cosine, token_cosine
+    from thalweg.geometry.outliers import channel_kurtosis, first_token, outlier_channels
+    from thalweg.geometry.similarity import anisotropy, residual_to_rank_one, rms, state_cosine, token_cosine
     from thalweg.geometry.spectrum import (
         effective_rank,
         gaussian_null,
@@ -72,7 +87,10 @@ __all__ = [
     "MixingOptions",
     "StreamOptions",
     "amax_gain",
+    "anisotropy",
+    "channel_kurtosis",
     "channels",
+    "cka_of",
     "common_gradient_norms",
     "composite",
     "constraint_error",
@@ -80,18 +98,24 @@ __all__ = [
     "difference_share",
     "doubly_stochastic_null",
     "dynamics",
+    "effective_diagonal",
     "effective_rank",
     "effective_streams",
     "extreme_singular_values",
+    "first_token",
     "gate_statistics",
     "gaussian_null",
     "gradient_measurements",
     "gradient_norms",
+    "history_gradient_norms",
     "horizon",
+    "hsic",
     "inf_norm_gain",
     "jacobian_matrix",
     "jacobian_singular_values",
     "largest_stable_lr",
+    "layer_drop_cosine",
+    "linear_cka",
     "local_tangent",
     "logit_spread",
     "loss_change",
@@ -101,9 +125,11 @@ __all__ = [
     "mixing_measurements",
     "off_tangent",
     "off_tangent_null",
+    "outlier_channels",
     "parallel_coefficient",
     "parallel_energy",
     "parallel_fraction",
+    "parallel_over_perpendicular",
     "participation_ratio",
     "permutation_index",
     "pooled_effective_rank",
@@ -127,7 +153,9 @@ __all__ = [
     "stream_rank",
     "stream_shares",
     "token_cosine",
+    "token_relative_update",
     "token_sd",
+    "update_angle",
     "update_rms",
     "variation",
 ]
@@ -135,6 +163,18 @@ __all__ = [
 __getattr__, __dir__ = lazy(
     __name__,
     {
+        "alignment": (
+            "cka_of",
+            "hsic",
+            "linear_cka",
+        ),
+        "diagonal": ("effective_diagonal",),
+        "lengths": ("layer_drop_cosine", "parallel_over_perpendicular", "token_relative_update", "update_angle"),
+        "outliers": (
+            "channel_kurtosis",
+            "first_token",
+            "outlier_channels",
+        ),
         "constraint": (
             "constraint_error",
             "logit_spread",
@@ -142,7 +182,14 @@ __getattr__, __dir__ = lazy(
             "permutation_index",
         ),
         "gates": ("gate_statistics", "sign_transition"),
-        "gradients": ("common_gradient_norms", "depth_slope", "gradient_norms", "state_gradient_norms"),
+        "gradients": (
+            "common_gradient_norms",
+            "depth_slope",
+            "gradient_norms",
+            "history_gradient_norms",
+            "history_gradient_norms",
+            "state_gradient_norms",
+        ),
         "jacobian": ("extreme_singular_values", "jacobian_matrix", "jacobian_singular_values"),
         "mixing": (
             "amax_gain",
@@ -160,7 +207,7 @@ __getattr__, __dir__ = lazy(
             "MixingOptions",
             "mixing_measurements",
         ),
-        "similarity": ("residual_to_rank_one", "rms", "state_cosine", "token_cosine"),
+        "similarity": ("anisotropy", "residual_to_rank_one", "rms", "state_cosine", "token_cosine"),
         "spectrum": (
             "effective_rank",
             "gaussian_null",

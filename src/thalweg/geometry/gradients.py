@@ -48,6 +48,19 @@ def common_gradient_norms(gradients: Sequence[Float[Tensor, "b t n d"]]) -> Floa
     return gradient_norms([g.detach().double().sum(-2) for g in gradients])
 
 
+@measure(
+    "gradient_norm.history",
+    summary="norm of the gradient of the loss in a state that is kept of an earlier place, by depth and entry (0: the embedding)",
+    source="ours",
+    takes="gradients by entry, the oldest first, any shape",
+    range=(0.0, None),
+    unit="nats per stream unit",
+)
+def history_gradient_norms(gradients: Sequence[Tensor | None]) -> Float[Tensor, " entries"]:
+    """:func:`gradient_norms` of the entries of one state. Raises: InputError for an empty list."""
+    return gradient_norms(gradients)
+
+
 def state_gradient_norms(loss: Float[Tensor, ""], states: Sequence[Tensor]) -> Float[Tensor, " sites"]:
     """:func:`gradient_norms` of a loss in the states of the pass that made it; parameters get no gradient from this.
 

@@ -30,8 +30,35 @@ def token_cosine(x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*bat
     Raises: ShapeError for fewer than two tokens; InputError for NaN or infinity.
     """
     unit = _unit(token_matrix(x, least=2))
-    count = unit.shape[-2]
-    return (unit.sum(-2).square().sum(-1) - unit.square().sum((-2, -1))) / (count * (count - 1))
+    return mean_pairwise_cosine(unit.sum(-2), unit.square().sum((-2, -1)), unit.shape[-2])
+
+
+@measure(
+    "anisotropy",
+    summary="mean cosine over all pairs of tokens of all sequences taken together; not comparable with token_cosine",
+    source="Ethayarajh 2019, arXiv 1909.00512",
+    takes=_TAKES,
+    range=(-1.0, 1.0),
+    direction="lower",
+    null="0: independent directions without a common mean",
+)
+def anisotropy(x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, ""]:
+    """:func:`token_cosine` of the tokens of all sequences stacked into one matrix. Shapes: [... tokens width] -> scalar.
+
+    Deviation from the source: all pairs by the closed form :func:`mean_pairwise_cosine`, not a random sample of them.
+    """
+    return token_cosine(token_matrix(x, least=1).flatten(0, -2))
+
+
+def mean_pairwise_cosine(
+    total: Float[Tensor, "*batch width"], squares: Float[Tensor, "*batch"] | float, count: float
+) -> Float[Tensor, "*batch"]:
+    """(|sum_i e_i|^2 - sum_i |e_i|^2) / (count (count - 1)): the mean of e_i . e_j over all pairs i < j from sums over i.
+
+    total: sum of the unit vectors e_i of ``count`` tokens [... width]; squares: sum of their squared norms, the number of
+    tokens that are not zero. Streams: no pair is ever looked at. Shapes: -> [...].
+    """
+    return (total.square().sum(-1) - squares) / (count * (count - 1))
 
 
 @measure(
@@ -96,6 +123,14 @@ def residual_null(tokens: int) -> float:
 @measure(
     "entered_cosine",
     summary="cosine between the state and what entered the stream, mean over tokens",
+    source="definition",
+    takes="two states [... width]",
+    range=(-1.0, 1.0),
+    null="0: independent directions",
+)
+@measure(
+    "layer_cosine",
+    summary="cosine between the states of the same token at two depths, mean over tokens",
     source="definition",
     takes="two states [... width]",
     range=(-1.0, 1.0),

@@ -10,7 +10,7 @@ from torch import Tensor
 from thalweg.errors import InputError, ShapeError
 from thalweg.geometry.catalog import Null
 from thalweg.geometry.gates import gate_statistics, sign_transition
-from thalweg.geometry.gradients import common_gradient_norms, depth_slope, gradient_norms
+from thalweg.geometry.gradients import common_gradient_norms, depth_slope, gradient_norms, history_gradient_norms
 from thalweg.geometry.rows import add_row, dtype_of, end_of, place_of
 from thalweg.geometry.similarity import residual_null, residual_to_rank_one, rms, state_cosine, token_cosine
 from thalweg.geometry.spectrum import effective_rank, gaussian_null, spectral_measures
@@ -110,10 +110,13 @@ def stream_measurements(
     return rows
 
 
-def gradient_measurements(sites: Iterable[Any], gradients: Sequence[Tensor | None]) -> Measurements:
-    """Rows of the gradient norm by site, of the one common to several streams [b t n d], and of its slope along depth.
+def gradient_measurements(
+    sites: Iterable[Any], gradients: Sequence[Tensor | None], history: Sequence[Sequence[Tensor | None]] = ()
+) -> Measurements:
+    """Rows of the gradient norm by site, of the one common to several streams [b t n d], of kept states, and of its slope along depth.
 
-    sites: with ``layer`` and ``kind``, one for each gradient (of the loss in the state that enters that sublayer).
+    sites: with ``layer`` and ``kind``, one for each gradient (of the loss in the state that enters that sublayer). history: for each site
+    the gradients in what its state holds of earlier places, the oldest first; ``stream`` of a row counts them.
     Raises: InputError when their numbers differ.
     """
     sites = list(sites)
@@ -129,6 +132,11 @@ def gradient_measurements(sites: Iterable[Any], gradients: Sequence[Tensor | Non
     ]
     for (site, _), norm in zip(several, common_gradient_norms([g for _, g in several]) if several else (), strict=True):
         rows.add("gradient_norm.common", norm.item(), unit=GRADIENT, n=1, dtype=dtype, **place_of(site))
+    for site, kept in zip(sites, history, strict=False):
+        for entry, norm in enumerate(history_gradient_norms(kept) if kept else ()):
+            rows.add(
+                "gradient_norm.history", norm.item(), unit=GRADIENT, n=1, dtype=dtype, stream=entry, **place_of(site)
+            )
     if int((torch.isfinite(norms) & (norms > 0)).sum()) > 1:
         null = {"null": 0.0, "null_kind": "the same norm at every depth"}
         slope = depth_slope(norms)

@@ -86,13 +86,34 @@ def parallel_coefficient(reference: Float[Tensor, "*#b width"], update: Float[Te
 def parallel_energy(reference: Float[Tensor, "*#b width"], update: Float[Tensor, "*#b width"]) -> Tensor:
     """||parallel||^2 / ||update||^2 = cos^2 on the last axis; 0 where either is zero. Null: 1 / width.
 
-    Not to be mixed up with :func:`parallel_fraction` (its root) or with ||parallel|| / ||perpendicular||.
+    Not to be mixed up with :func:`parallel_fraction` (its root) or with ||parallel|| / ||perpendicular||
+    (:func:`thalweg.geometry.lengths.parallel_over_perpendicular`).
     """
     return parallel_cosine(reference, update).square()
 
 
+@measure(
+    "parallel_fraction.raw",
+    summary="share of the norm of what the sublayer returned that lies along the state: |cos|",
+    source=_SPLIT,
+    takes=_TAKES,
+    range=(0.0, 1.0),
+    null="mean |cos| of a random direction, about sqrt(2 / (pi width))",
+)
+@measure(
+    "parallel_fraction.step",
+    summary="share of the norm of the change of the state that lies along the state: |cos|",
+    source=_SPLIT,
+    takes=_TAKES,
+    range=(0.0, 1.0),
+    null="mean |cos| of a random direction, about sqrt(2 / (pi width))",
+)
 def parallel_fraction(reference: Float[Tensor, "*#b width"], update: Float[Tensor, "*#b width"]) -> Tensor:
-    """||parallel|| / ||update|| = |cos| on the last axis; 0 where either is 0. Null: :func:`parallel_fraction_null`."""
+    """||parallel|| / ||update|| = |cos| on the last axis; 0 where either is 0. Null: :func:`parallel_fraction_null`.
+
+    One of three ratios that are not to be mixed up; the others are :func:`parallel_energy` and
+    :func:`thalweg.geometry.lengths.parallel_over_perpendicular`.
+    """
     return parallel_cosine(reference, update).abs()
 
 

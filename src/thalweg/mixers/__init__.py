@@ -27,7 +27,7 @@ def make_options(name: str, options: dict[str, Any]) -> MixerOptions:
     return config.build(registry[name].Options, options, where=name)
 
 
-def create(name: str, *, streams: int, **options: Any) -> Mixer:
+def create(name: str, streams: int, **options: Any) -> Mixer:
     """A module that turns logits [... generators] into matrices [... to from] of ``streams`` streams.
 
     The number of logits is its attribute ``generators``; ``start()`` gives those of the untrained network.

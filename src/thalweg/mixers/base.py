@@ -12,9 +12,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from thalweg.errors import InputError, ShapeError
+from thalweg.config import to_plain
+from thalweg.errors import CheckpointError, InputError, ShapeError
 from thalweg.ops.precision import wide
 
+SAVED = "mixer"  # in the metadata of a state dict: whose logits these are
 Marginal = Literal["exact", "converging", "none"]
 
 
@@ -81,18 +83,28 @@ class Mixer(nn.Module):
         super().__init__()
         why = self.supports(streams, options)
         if why is not None:
-            raise InputError(f"{type(self).__name__} does not serve {streams} streams: {why}")
+            raise InputError(f"mixer {name_of(type(self))} does not serve {streams} streams: {why}")
         self.streams, self.options = streams, options
+
+    @property
+    def name(self) -> str:
+        """As it is registered; an unregistered class gives its own name."""
+        return name_of(type(self))
+
+    @property
+    def signature(self) -> dict[str, Any]:
+        """What tells the matrix of these logits from that of any other mixer: registered name, streams, options. State dicts carry it."""
+        return {"mixer": self.name, "streams": self.streams, **to_plain(self.options)}
 
     @property
     def claims(self) -> Claims:
         """What is true of every matrix; may depend on the options and on the number of streams."""
-        raise NotImplementedError(f"{type(self).__name__} claims nothing")
+        raise NotImplementedError(f"mixer {self.name} claims nothing")
 
     @property
     def generators(self) -> int:
         """Number of logits of one matrix; 0 for a constant one."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how many logits it takes")
+        raise NotImplementedError(f"mixer {self.name} does not say how many logits it takes")
 
     @property
     def scaled(self) -> tuple[int, ...]:
@@ -110,15 +122,15 @@ class Mixer(nn.Module):
 
     def forward(self, logits: Float[Tensor, "*batch generators"]) -> Float[Tensor, "*batch to from"]:
         """The matrices, in float32 or wider. Never in place."""
-        raise NotImplementedError(f"{type(self).__name__} makes no matrix")
+        raise NotImplementedError(f"mixer {self.name} makes no matrix")
 
     def reference(self, logits: Float[Tensor, " generators"]) -> Float[Tensor, "to from"]:
         """One matrix from the equation alone, in loops over scalars; the battery compares it with :meth:`forward`."""
-        raise NotImplementedError(f"{type(self).__name__} has no loop-written reference")
+        raise NotImplementedError(f"mixer {self.name} has no loop-written reference")
 
     def permute(self, logits: Tensor, order: list[int]) -> Tensor:
         """Logits [generators] of the matrix with streams renamed: result[i, j] = mix[order[i], order[j]]; where ``equivariant`` is claimed."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what renaming the streams does to its logits")
+        raise NotImplementedError(f"mixer {self.name} does not say what renaming the streams does to its logits")
 
     def reset_parameters(self) -> None:
         """Give the mixer's own parameters, if it has any, their declared start."""
@@ -136,16 +148,41 @@ class Mixer(nn.Module):
         """Raises: ShapeError when the last axis is not ``generators`` long."""
         if logits.ndim < 1 or logits.shape[-1] != self.generators:
             raise ShapeError(
-                f"{type(self).__name__} of {self.streams} streams takes logits [... {self.generators}], "
+                f"mixer {self.name} of {self.streams} streams takes logits [... {self.generators}], "
                 f"got shape {list(logits.shape)}"
             )
 
     def extra_repr(self) -> str:
         return f"streams={self.streams}, generators={self.generators}"
 
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if (metadata := getattr(destination, "_metadata", None)) is not None:
+            metadata[prefix[:-1]][SAVED] = self.signature
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *rest):
+        self._require_same(local_metadata.get(SAVED), prefix[:-1])
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+
+    def _require_same(self, saved: Any, where: str) -> None:
+        """Raises: CheckpointError for the parameters of another mixer, whose shapes may be the same. None: the state dict does not say."""
+        ours = self.signature
+        other = {key: value for key, value in (saved or {}).items() if ours.get(key, value) != value}
+        if other:
+            told = {key: ours[key] for key in other}
+            raise CheckpointError(
+                f"the state dict was made with {_told(other)}, {where or 'this module'} has {_told(told)}; the shapes are the same, the "
+                "matrices are not: build the model with the mixer that was saved, or load dict(state_dict), which keeps the numbers alone"
+            )
+
 
 class SquareMixer(Mixer):
     """A mixer with one logit for every entry of the matrix, row by row; they start at 6 I - 3 (mHC, appendix A.6) unless it says otherwise."""
+
+    @property
+    def starts_near(self) -> bool:
+        """Whether the softmax of 6 I - 3 is the identity to within 0.05: its diagonal is e^6 / (e^6 + n - 1)."""
+        return self.streams <= 22
 
     @property
     def generators(self) -> int:
@@ -176,3 +213,14 @@ class ConstantMixer(Mixer):
 
     def permute(self, logits, order):
         return logits
+
+
+def name_of(mixer: type[Mixer]) -> str:
+    """The registered name of a class, or of one that it extends; else its own."""
+    from thalweg.mixers import registry  # the registry is made of this file
+
+    return registry.name_of(mixer) or mixer.__name__
+
+
+def _told(values: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {value!r}" for key, value in values.items())

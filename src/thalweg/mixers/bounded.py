@@ -55,7 +55,7 @@ class Bounded(SquareMixer):
     @property
     def claims(self):
         reaches = "positive" if self.options.bound >= 2 else "own"
-        return Claims(nonnegative=True, equivariant=True, identity=self.streams <= 22, reaches=reaches)
+        return Claims(nonnegative=True, equivariant=True, identity=self.starts_near, reaches=reaches)
 
     def start(self):
         n = self.streams

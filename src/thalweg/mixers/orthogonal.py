@@ -30,7 +30,10 @@ class Orthogonal(Mixer):
         cost="n(n-1)/2 logits (6 at n = 4); one linear system of size n with n right sides a token, about 3 n^3 operations in float64",
         start="logits 0: exactly the identity; the entries ij and ji move by -2 and +2 times the logit of the pair",
         chosen=("all logits start at 0", "the transform in closed form, where the abstracts speak of an iterated one"),
-        deviations=("solved in float64: the condition number of I + A grows with the logits",),
+        deviations=(
+            "in float64, with two steps of Newton and Schulz after the solution: the condition number of I + A grows with the logits",
+            "logits beyond 1e10 count as 1e10",
+        ),
         bibtex="@article{sengupta2026jpmhc, title={JPmHC Dynamical Isometry via Orthogonal Hyper-Connections}, author={Sengupta, Biswa and "
         "Wang, Jinhua and Brunswic, Leo}, journal={arXiv:2602.18308}, year={2026}}",
     )

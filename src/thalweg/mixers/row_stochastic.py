@@ -32,7 +32,7 @@ class RowStochastic(SquareMixer):
 
     @property
     def claims(self):
-        return Claims(rows="exact", nonnegative=True, equivariant=True, identity=self.streams <= 22, moves=self.streams > 1,
+        return Claims(rows="exact", nonnegative=True, equivariant=True, identity=self.starts_near, moves=self.streams > 1,
                       reaches="row_stochastic")  # fmt: skip
 
     def forward(self, logits):

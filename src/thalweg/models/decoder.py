@@ -1,7 +1,7 @@
 """The decoder: embedding, a stream, blocks that write to it, unembedding."""
 
 from contextlib import nullcontext
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,9 @@ from thalweg.models.look import IGNORED, check_ids, check_labels, look
 from thalweg.models.sublayers import Sublayer, TokenView
 from thalweg.models.trace import StreamTrace
 from thalweg.ops.precision import wide
+
+if TYPE_CHECKING:
+    from thalweg.capture import Located
 
 
 class DecoderOutput(NamedTuple):
@@ -156,6 +159,12 @@ class Decoder(nn.Module):
     def sublayers(self) -> list[Sublayer]:
         """Every sublayer, in the order of the sites."""
         return [cast(Sublayer, sublayer) for block in self.blocks for sublayer in cast(Block, block).sublayers]
+
+    def locate_stream(self) -> "Located":
+        """Where the stream runs, for :func:`thalweg.capture.locate`."""
+        from thalweg.models.capture import locate_decoder
+
+        return locate_decoder(self)
 
     def compile_blocks(self, **options: Any) -> None:
         """Compile every block with ``torch.compile(fullgraph=True, **options)``; blocks of one shape share one graph.

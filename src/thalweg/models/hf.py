@@ -1,7 +1,6 @@
 """The Hugging Face shell round ``Decoder``: generate, save_pretrained, from_pretrained, the Auto classes."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -13,11 +12,14 @@ from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
 
-from thalweg.errors import CheckpointError, InputError, UnknownNameError
+from thalweg.capture import Located
+from thalweg.capture.weights import check_fit
+from thalweg.config import is_path
+from thalweg.errors import CheckpointError, InputError, UnknownNameError, first_line
 from thalweg.models.cache import DecoderCache
 from thalweg.models.config import DecoderConfig
 from thalweg.models.decoder import Decoder
-from thalweg.models.hf_config import ThalwegConfig, first_line, is_path
+from thalweg.models.hf_config import ThalwegConfig
 from thalweg.models.sharing import shared_parameters
 
 ALIGNMENT = 64  # bytes; what torch's own allocations keep
@@ -123,6 +125,12 @@ class ThalwegForCausalLM(PreTrainedModel, GenerationMixin):
     def set_output_embeddings(self, new_embeddings: torch.nn.Linear) -> None:
         self.decoder.head = new_embeddings
 
+    def locate_stream(self) -> Located:
+        """Where the stream runs, for :func:`thalweg.capture.locate`."""
+        from thalweg.models.capture import locate_decoder
+
+        return locate_decoder(self, "decoder.")
+
     def forward(
         self,
         input_ids: Tensor,
@@ -213,21 +221,6 @@ class ThalwegForCausalLM(PreTrainedModel, GenerationMixin):
 
 class CodeRefusedError(InputError, OSError):
     """A model folder brings code of its own. An OSError too, which is how Hugging Face hears that there is none."""
-
-
-def check_fit(info: Mapping[str, Any], where: object) -> None:
-    """Raises: CheckpointError that names what is missing, left over or of another shape, in one line."""
-    shapes = [f"{name} {list(stored)} for {list(own)}" for name, stored, own in info.get("mismatched_keys", ())]
-    for problem, found in (
-        ("missing keys", info.get("missing_keys")),
-        ("unexpected keys", info.get("unexpected_keys")),
-        ("mismatched keys", shapes),
-    ):
-        if found:
-            names = ", ".join(sorted(found)[:3]) + (", ..." if len(found) > 3 else "")
-            raise CheckpointError(
-                f"{where}: {len(found)} {problem} ({names}); the weights do not fit config.json: use the one they were saved with"
-            )
 
 
 def align(model: torch.nn.Module) -> None:

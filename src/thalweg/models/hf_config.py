@@ -2,14 +2,13 @@
 
 import dataclasses
 import difflib
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from transformers.configuration_utils import PreTrainedConfig
 
-from thalweg.config import build, to_plain
-from thalweg.errors import CheckpointError, InputError, UnknownNameError
+from thalweg.config import build, is_path, to_plain
+from thalweg.errors import CheckpointError, InputError, UnknownNameError, first_line
 
 if TYPE_CHECKING:  # registration must not load torch
     from thalweg.models.config import DecoderConfig
@@ -101,17 +100,3 @@ class ThalwegConfig(PreTrainedConfig):
     def of(cls, config: "DecoderConfig", **hugging_face: Any) -> "ThalwegConfig":
         """From a ``DecoderConfig`` and any fields of Hugging Face (``pad_token_id`` and the like)."""
         return cls(**{f.name: getattr(config, f.name) for f in dataclasses.fields(config)}, **hugging_face)
-
-
-def is_path(where: object) -> bool:
-    """Whether this names a place on the disk, there or not, rather than a repository of a hub."""
-    if not isinstance(where, str | os.PathLike):
-        return False
-    path = Path(where)
-    return path.exists() or path.is_absolute() or str(where).startswith((".", "~")) or len(path.parts) > 2
-
-
-def first_line(error: BaseException) -> str:
-    """What an error of Hugging Face says first, to stand inside one of ours."""
-    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return line.removeprefix("Error ").rstrip(".")

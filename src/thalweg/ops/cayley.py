@@ -10,6 +10,11 @@ from torch import Tensor
 from thalweg.errors import ShapeError
 from thalweg.ops.precision import full_precision
 
+LARGEST = (
+    1e10  # entries beyond it count as it: there the solution is off by 1e-6, which two steps of POLISH take to rounding
+)
+POLISH = 2
+
 
 def skew(values: Float[Tensor, "*batch pairs"], size: int) -> Float[Tensor, "*batch size size"]:
     """The skew matrix whose upper triangle holds ``values`` row by row: [... size (size - 1) / 2] -> [... size size].
@@ -37,14 +42,18 @@ def upper(matrix: Float[Tensor, "*batch size size"]) -> Float[Tensor, "*batch pa
 def cayley(a: Float[Tensor, "*batch size size"]) -> Float[Tensor, "*batch size size"]:
     """(I - A)(I + A)^-1, a rotation without the eigenvalue -1 where A is skew: [... size size] -> [... size size], float64.
 
-    I + A can always be inverted, but its condition number is as large as the largest entries: in float32 the result would be orthogonal to
-    1e-5 at entries of 50 and to 2e-3 at 1e4; in float64 it is to 2e-14 and 4e-12 (measured, size 3). For large A the result tends to
-    -I, but for the null space of A (one dimension where the size is odd), where it is I.
-    Source: Cayley 1846.
+    I + A can always be inverted, but its condition number is as large as the largest entries: in float64 the solution is orthogonal to 4e-12
+    at entries of 1e4 and to 1e-6 at 1e10. Two steps of Newton and Schulz, M (3 I - M^T M) / 2, make it orthogonal to 1e-14 at entries of
+    every size (measured, sizes 2 to 32, entries from 0.1 to 1e300); an entry beyond 1e10 counts as 1e10, and its derivative is zero.
+    For large A the result tends to -I, but for the null space of A (one dimension where the size is odd), where it is I.
+    Source: Cayley 1846; the steps: Bjorck and Bowie 1971.
     """
-    a = a.double()
+    a = a.double().clamp(-LARGEST, LARGEST)
     eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
     with full_precision(a):
-        return torch.linalg.solve_ex(
+        m = torch.linalg.solve_ex(
             eye + a, eye - a
         ).result  # the factors commute; no check, which would wait for the device
+        for _ in range(POLISH):
+            m = 1.5 * m - 0.5 * m @ (m.mT @ m)
+    return m

@@ -87,7 +87,7 @@ def _backward(z: Tensor, gradient: Tensor, iterations: int) -> Tensor:
     """
     pairs = _potentials(z, iterations)
     f, g = pairs[-1]
-    dz = gradient * torch.exp(z + f + g)
+    dz = gradient * torch.exp(z + g + f)  # in this order it is at most one also where the logits are huge
     df, dg = dz.sum(1, keepdim=True), dz.sum(0, keepdim=True)
     for step in range(iterations - 1, -1, -1):
         f, g = pairs[step]
@@ -109,7 +109,7 @@ def _push(z: Tensor, direction: Tensor, iterations: int) -> Tensor:
         dg = -(torch.exp(z + before + g) * (direction + df)).sum(0, keepdim=True)
         df = -(torch.exp(z + g + f) * (direction + dg)).sum(1, keepdim=True)
         before = f
-    return torch.exp(z + f + g) * (direction + df + dg)
+    return torch.exp(z + g + f) * (direction + df + dg)
 
 
 class _Sinkhorn(torch.autograd.Function):

@@ -127,6 +127,17 @@ class Measurements:
             raise MissingExtraError("pandas", "data") from None
         return pandas.DataFrame(self.to_rows(), columns=list(FIELDS))
 
+    def to_parquet(self, path: str | Path) -> None:
+        """Write a Parquet table, one column for each field, atomically.
+
+        Raises: InputError for a path that does not end in ``.parquet``; MissingExtraError without pandas or pyarrow.
+        """
+        from thalweg.records.export import export
+
+        if Path(path).suffix.lower() != ".parquet":
+            raise InputError(f"a Parquet file is called NAME.parquet, got {path}; for JSON lines use save()")
+        export(self, path)
+
     def lines(self) -> list[str]:
         """The JSON lines of a file of measurements, the header first."""
         return [HEADER, *(row.to_line() for row in self._rows)]

@@ -1,7 +1,7 @@
 """The run folder: what one run was asked, logged, measured and how it ended; readable without this library."""
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -48,13 +48,17 @@ class RunFolder:
         arm: str = "",
         seed: int | None = None,
         device: str | None = None,
+        origin: Mapping[str, Any] | None = None,
     ) -> "RunFolder":
-        """Start a run in a new or empty folder. Raises: InputError if the folder is in use or cannot be written."""
+        """Start a run in a new or empty folder. origin: what else its numbers came from, kept with the provenance.
+
+        Raises: InputError if the folder is in use or cannot be written.
+        """
         path = Path(path)
         if not isinstance(config, dict):
             raise InputError(f"the config of a run must be a plain table, got {type(config).__name__}")
         cls.check_new(path)
-        where = provenance.collect(device)
+        where = {**provenance.collect(device), **(origin or {})}
         record = {
             "schema": SCHEMA_VERSION,
             "kind": kind,

@@ -38,7 +38,8 @@ class Figure:
 
 @dataclass(frozen=True)
 class Line:
-    """A curve. x, y and ``sd`` (a band of one standard deviation, None where there is none) have one length.
+    """A curve. x, y and ``sd`` (a band of one standard deviation, None where there is none) have one length; so have ``low`` and ``high``, an
+    interval in place of it.
 
     look: number of the arm, which keeps its colour on the whole page. kind: ``arm`` (bold, with marks), ``start`` (the
     same arm before training, dotted), ``lost`` (one diverged run, thin) or ``null`` (grey, dashed).
@@ -50,6 +51,15 @@ class Line:
     sd: Sequence[float | None] = field(default_factory=tuple)
     look: int = 0
     kind: Kind = "arm"
+    low: Sequence[float | None] = field(default_factory=tuple)
+    high: Sequence[float | None] = field(default_factory=tuple)
+
+    def interval(self, index: int) -> tuple[float, float] | None:
+        """Of the point at ``index``, if it has one."""
+        if len(self.low) != len(self.y) or len(self.high) != len(self.y):
+            return None
+        low, high = self.low[index], self.high[index]
+        return None if low is None or high is None else (low, high)
 
     def deviation(self, index: int) -> float | None:
         """Of the point at ``index``, if it has one."""
@@ -207,6 +217,8 @@ def _frame(x: svg.Axis, y: svg.Axis, x_label: str, y_label: str, whole_x: bool, 
 
 
 def _ends(curve: Line, index: int) -> tuple[float, ...]:
+    if ends := curve.interval(index):
+        return ends if all(map(math.isfinite, (*ends, curve.y[index]))) else ()
     sd, y = curve.deviation(index), curve.y[index]
     return () if sd is None or not math.isfinite(sd) or not math.isfinite(y) else (y - sd, y + sd)
 
@@ -262,6 +274,12 @@ def _dash(curve: Line) -> str:
 
 def _table(curves: Sequence[Line]) -> Iterable[tuple[str, ...]]:
     """One row for each x, one column for each curve."""
-    columns = [{x: spread(c.y[i], c.deviation(i)) for i, x in enumerate(c.x)} for c in curves]
+    columns = [{x: _cell(c, i) for i, x in enumerate(c.x)} for c in curves]
     for x in sorted({x for column in columns for x in column}):
         yield (number(x), *(column.get(x, NONE) for column in columns))
+
+
+def _cell(curve: Line, index: int) -> str:
+    if ends := curve.interval(index):
+        return f"{number(curve.y[index])} ({number(ends[0])} to {number(ends[1])})"
+    return spread(curve.y[index], curve.deviation(index))

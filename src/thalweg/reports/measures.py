@@ -70,6 +70,12 @@ _SHOWN: dict[str, Shown] = {
     "gradient_norm": Shown(
         "Gradient in the state", "Norm of the gradient of the loss in the state that enters.", DIAGNOSTIC, True
     ),
+    "gradient_norm.history": Shown(
+        "Gradient in kept states",
+        "Norm of the gradient of the loss in what the state holds of earlier places, mean over them.",
+        DIAGNOSTIC,
+        True,
+    ),
     "weight_gradient_norm": Shown(
         "Gradient of the sublayers' weights", "Euclidean norm by layer, before clipping.", DIAGNOSTIC, True
     ),

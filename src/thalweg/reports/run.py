@@ -11,7 +11,7 @@ from thalweg.reports import page, provenance
 from thalweg.reports.curves import training_figures
 from thalweg.reports.depth import INTRODUCTION, geometry
 from thalweg.reports.study import data_notes
-from thalweg.reports.tables import Table, moved_table, nulls_of, scalar_table
+from thalweg.reports.tables import NULL_UNITS, Table, moved_table, nulls_of, scalar_table
 from thalweg.reports.text import NONE, big, moment, number
 from thalweg.studies.observe import unlearned
 from thalweg.studies.store import RunRecord
@@ -105,12 +105,8 @@ def _quality(record: RunRecord) -> Table:
         for key, series in sorted(record.metrics.items())
         if series and key.startswith(SHOWN)
     ]
-    for name, (loss, bits) in nulls_of({"": [record]}).items():
-        rows += [
-            (f"null: {name}", number(value, 5), unit, NONE)
-            for value, unit in ((loss, "nats/token"), (bits, "bits/byte"))
-            if value is not None
-        ]
+    for name, found in nulls_of({"": [record]}).items():
+        rows += [(f"null: {name}", number(value, 5), NULL_UNITS[series], NONE) for series, value in found.items()]
     return Table(("measure", "value", "unit", "step"), rows)
 
 

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from thalweg.reports import page, provenance
 from thalweg.reports.curves import Arms, dull, training_figures
@@ -24,6 +25,9 @@ from thalweg.reports.text import NONE, counted, listed, moment, number
 from thalweg.studies.judging import StudyVerdict, Verdict
 from thalweg.studies.plan import Plan
 from thalweg.studies.store import RunRecord
+
+if TYPE_CHECKING:
+    from thalweg.studies.edits.plan import EditPlan
 
 SEVERAL = {
     "supported": "every primary hypothesis lies beyond its margin.",
@@ -71,10 +75,10 @@ def write_study_report(records: StudyRecords, path: str | Path) -> Path:
         status=verdict.status,
         headline=headline(verdict) + (f" Has not learned: {listed(blank)}." if (blank := dull(arms)) else ""),
         question=plan.question,
-        verdicts=[_row(v, plan) for v in verdict.verdicts],
-        effects=_effects(verdict),
-        values=_values(verdict),
-        notes=_notes(verdict, plan),
+        verdicts=[verdict_row(v, plan) for v in verdict.verdicts],
+        effects=effect_figure(verdict),
+        values=value_table(verdict),
+        notes=note_lines(verdict, plan),
         cost=cost_table(arms, {name: arm.role for name, arm in plan.arms.items()}),
         arms=arm_table(plan, records.scale),
         training=training_figures(arms),
@@ -84,7 +88,7 @@ def write_study_report(records: StudyRecords, path: str | Path) -> Path:
         scalars=scalar_table(arms),
         tuning=tuning_table(records.tuning, records.rates),
         limits=_limits(records, arms),
-        reproduce=_reproduce(records),
+        reproduce=reproduce(records.plan_path, records.plan.name, records.scale),
         plan_text=records.plan_text,
         provenance=_provenance(records, arms),
         records=record_table(arms),
@@ -115,7 +119,10 @@ def _found(v: Verdict) -> str:
     if s is None or v.interval is None:
         return "no estimate"
     low, high = map(number, v.interval)
-    return f"{number(v.estimate)}{unit}, {s.level:.1%} interval {low} to {high}, margin {v.margin:g}, {counted(s.n, 'pair')}"
+    noun = "pair" if v.sample == "seed" else v.sample
+    return (
+        f"{number(v.estimate)}{unit}, {s.level:.1%} interval {low} to {high}, margin {v.margin:g}, {counted(s.n, noun)}"
+    )
 
 
 def contrast_of(contrast: Mapping[str, float]) -> str:
@@ -129,14 +136,15 @@ def bound(direction: str, margin: float) -> str:
     return f"{'>' if direction == 'greater' else '<'} {margin:g}"
 
 
-def correction_of(plan: Plan, primary: int) -> str:
+def correction_of(plan: "Plan | EditPlan", primary: int) -> str:
     """How so many primary hypotheses share the error rate."""
     name = "none" if plan.multiplicity == "none" else plan.multiplicity.capitalize()
     over = counted(primary, "primary hypothesis").replace("hypothesiss", "hypotheses")
     return f"Correction over {over}: {name}, alpha {plan.alpha:g}"
 
 
-def _row(v: Verdict, plan: Plan) -> dict:
+def verdict_row(v: Verdict, plan: "Plan | EditPlan") -> dict:
+    """One line of the table of verdicts."""
     contrast = next((h.contrast for h in plan.hypotheses if h.id == v.hypothesis), {})
     s = v.statistics
     return {
@@ -157,31 +165,38 @@ def _row(v: Verdict, plan: Plan) -> dict:
     }
 
 
-def _effects(verdict: StudyVerdict) -> Figure | None:
+def effect_figure(verdict: StudyVerdict) -> Figure | None:
+    """Every contrast against its margin. Of a claim over layers only the estimate is drawn: its units are no contrasts."""
     rows = [
-        Effect(v.hypothesis, v.estimate, *v.interval, v.margin, v.direction, list(v.values.values()), v.unit, v.status)
+        Effect(v.hypothesis, v.estimate, *v.interval, v.margin, v.direction, _dots(v), v.unit, v.status)
         for v in verdict.verdicts
         if v.statistics is not None and v.estimate is not None and v.interval is not None
     ]
     caption = (
-        "Diamond: mean contrast; bar: its interval; dots: one for each seed; dashed: the margin; solid: zero; shaded: where "
+        f"Diamond: mean contrast; bar: its interval; dots: one for each {verdict.sample}; dashed: the margin; solid: zero; shaded: where "
         "the statement holds. Green: supported, orange: refuted."
     )
     return effects("Effects against their margins", rows, caption) if rows else None
 
 
-def _values(verdict: StudyVerdict) -> Table | None:
-    """What the contrasts were made from: the value of every arm on every seed."""
-    seeds = sorted({seed for v in verdict.verdicts for found in v.arms.values() for seed in found})
+def _dots(v: Verdict) -> list[float]:
+    return [] if v.sample == "layer" else list(v.values.values())
+
+
+def value_table(verdict: StudyVerdict) -> Table | None:
+    """What the contrasts were made from: the value of every arm on every unit."""
+    chosen = [v for v in verdict.verdicts if v.sample == verdict.sample]
+    seeds = sorted({seed for v in chosen for found in v.arms.values() for seed in found})
     rows = [
         (v.hypothesis, arm, *(number(found.get(seed), 6) for seed in seeds))
-        for v in verdict.verdicts
+        for v in chosen
         for arm, found in v.arms.items()
     ]
-    return Table(("hypothesis", "arm", *(f"seed {seed}" for seed in seeds)), rows) if seeds else None
+    return Table(("hypothesis", "arm", *(f"{verdict.sample} {seed}" for seed in seeds)), rows) if seeds else None
 
 
-def _notes(verdict: StudyVerdict, plan: Plan) -> list[str]:
+def note_lines(verdict: StudyVerdict, plan: "Plan | EditPlan") -> list[str]:
+    """What holds for all verdicts of the page."""
     correction = correction_of(plan, sum(v.primary for v in verdict.verdicts))
     return [*(f"{note[:1].upper()}{note[1:]}." for note in verdict.notes), f"{correction}."]
 
@@ -216,9 +231,10 @@ def data_notes(record: RunRecord) -> list[str]:
     return [str(note) for note in notes] if isinstance(notes, list | tuple) else []
 
 
-def _reproduce(records: StudyRecords) -> str:
+def reproduce(plan_path: str, name: str, scale: str) -> str:
+    """The commands that make a study anew."""
     # The name of the file alone: where it lies on one machine helps no other.
-    plan, scale = shlex.quote(Path(records.plan_path).name or f"{records.plan.name}.toml"), records.scale
+    plan = shlex.quote(Path(plan_path).name or f"{name}.toml")
     verbs = [f"thalweg study {verb} {plan} --scale {scale}" for verb in ("check", "lock", "run", "verdict")]
     return "\n".join([*verbs, f"thalweg report {plan} --scale {scale} -o report.html"])
 

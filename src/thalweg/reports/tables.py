@@ -73,9 +73,10 @@ def cost_cells(records: Sequence[RunRecord], quality: Mapping[str, str]) -> tupl
 
 def null_rows(arms: Arms, quality: Mapping[str, str]) -> list[tuple[str, ...]]:
     """The nulls of the data under a name, one other column, ``quality`` and ``COSTS``."""
-    empty = (NONE,) * (len(quality) - 2 + len(COSTS))
+    empty = (NONE,) * len(COSTS)
     return [
-        (f"null: {label}", NONE, number(loss), number(bits), *empty) for label, (loss, bits) in nulls_of(arms).items()
+        (f"null: {label}", NONE, *(number(found.get(name)) for name in quality), *empty)
+        for label, found in nulls_of(arms).items()
     ]
 
 
@@ -122,15 +123,24 @@ def unlike(plan: Plan, scale: str, arms: Arms) -> list[str]:
     return found
 
 
-def nulls_of(arms: Arms) -> dict[str, tuple[Any, Any]]:
-    """Name of a null -> (nats/token, bits/byte), from the first record that has nulls."""
+# How the name of a null ends -> the logged series beside which it stands; all others are losses.
+BESIDE = {"_bits_per_byte": "val/bits_per_byte", "_accuracy": "task/token_accuracy", "_exact_match": "task/exact_match"}
+NULL_UNITS = {
+    "val/loss": "nats/token",
+    "val/bits_per_byte": "bits/byte",
+    "task/token_accuracy": "share",
+    "task/exact_match": "share",
+}
+
+
+def nulls_of(arms: Arms) -> dict[str, dict[str, Any]]:
+    """Name of a null -> its values by the logged series that they are the null of, from the first record that has nulls."""
     nulls = next((r.nulls for records in arms.values() for r in records if r.nulls), {})
-    found: dict[str, tuple[Any, Any]] = {}
+    found: dict[str, dict[str, Any]] = {}
     for key, value in nulls.items():
-        bits = key.endswith("_bits_per_byte")
         name = key.removesuffix("_bits_per_byte").removesuffix("_nats_per_token").replace("_", " ")
-        old = found.get(name, (None, None))
-        found[name] = (old[0], value) if bits else (value, old[1])
+        series = next((series for ending, series in BESIDE.items() if key.endswith(ending)), "val/loss")
+        found.setdefault(name, {})[series] = value
     return found
 
 

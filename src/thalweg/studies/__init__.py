@@ -6,19 +6,24 @@ from typing import TYPE_CHECKING
 from thalweg.studies.plan import Arm, Hypothesis, Match, Plan, Scale, load
 
 if TYPE_CHECKING:
+    from thalweg.studies.edits.study import EditStudy
     from thalweg.studies.judging import StudyVerdict
     from thalweg.studies.locking import Lock
     from thalweg.studies.runner import Study
 
 
-def study(plan_path: str | Path, scale: str, **where) -> "Study":
-    """A plan at a scale with its records; ``where`` as in :class:`thalweg.studies.runner.Study`."""
+def study(plan_path: str | Path, scale: str, **where) -> "Study | EditStudy":
+    """A plan of either kind at a scale with its records; ``where`` as in :class:`thalweg.studies.runner.Study`."""
+    if not isinstance(load(plan_path), Plan):
+        from thalweg.studies.edits.study import EditStudy
+
+        return EditStudy(plan_path, scale, **where)
     from thalweg.studies.runner import Study
 
     return Study(plan_path, scale, **where)
 
 
-def lock(study: "Study") -> "Lock":
+def lock(study: "Study | EditStudy") -> "Lock":
     """Check a study and lock it. Raises: InputError if it cannot decide, or if another version is locked."""
     from thalweg.studies import locking as locks
     from thalweg.studies.check import check
@@ -29,18 +34,24 @@ def lock(study: "Study") -> "Lock":
     )
 
 
-def run(study: "Study", **options) -> int:
-    """Run what is missing; see :func:`thalweg.studies.runner.run`."""
+def run(study: "Study | EditStudy", **options) -> int:
+    """Run what is missing; see :func:`thalweg.studies.runner.run` and :func:`thalweg.studies.edits.study.run_edits`."""
+    from thalweg.studies.runner import Study
     from thalweg.studies.runner import run as run_study
 
-    return run_study(study, **options)
+    if isinstance(study, Study):
+        return run_study(study, **options)
+    from thalweg.studies.edits.study import run_edits
+
+    return run_edits(study, **options)
 
 
-def verdict(study: "Study") -> "StudyVerdict":
+def verdict(study: "Study | EditStudy") -> "StudyVerdict":
     """Judge a study by the rule of its plan, from its lock and its records alone."""
     from thalweg.errors import InputError
     from thalweg.studies import locking as locks
     from thalweg.studies.judging import judge
+    from thalweg.studies.runner import Study
 
     try:
         void = locks.differences(
@@ -48,6 +59,8 @@ def verdict(study: "Study") -> "StudyVerdict":
         )
     except InputError as error:
         void = [str(error)]
+    if not isinstance(study, Study):
+        return study.judge(void)
     return judge(study.plan, study.scale_name, study.records(), void=void, edges=study.edges())
 
 

@@ -1,12 +1,17 @@
 """Whether a plan can decide anything: seeds, grids, margins, simulated power."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from thalweg.errors import InputError
 from thalweg.studies import power
 from thalweg.studies.observe import check_rules
-from thalweg.studies.plan import Plan
+from thalweg.studies.plan import Hypothesis, Plan
+
+if TYPE_CHECKING:
+    from thalweg.studies.edits.plan import EditPlan
 
 LEAST_SEEDS = 5
 LEAST_POWER = 0.8
@@ -42,19 +47,21 @@ class Check:
         return self
 
 
-def check(plan: Plan, scale: str, simulations: int = 20_000) -> Check:
-    """Examine ``plan`` at ``scale``.
+def check(plan: "Plan | EditPlan", scale: str, simulations: int = 20_000) -> Check:
+    """Examine ``plan`` at ``scale``; one of edits by :func:`thalweg.studies.edits.check.check`.
 
     A confirmatory plan needs at least five seeds (three pairs cannot decide: the smallest two-sided sign-flip p is 0.25; five reach
     0.0625), a correction when it has several primary hypotheses, a grid of learning rates whose middle can win, and simulated power of
     0.8 for every primary hypothesis at its expected effect. The power is simulated at the strictest rate that the correction can ask for.
     """
+    if not isinstance(plan, Plan):
+        from thalweg.studies.edits.check import check as check_edits
+
+        return check_edits(plan, scale, simulations)
     chosen = plan.at(scale)
     hypotheses, arms = plan.hypotheses_at(scale), plan.arms_at(scale)
     problems, remarks = [], []
     primary = [h for h in hypotheses if h.primary]
-    rate = plan.alpha / max(len(primary), 1) if plan.multiplicity != "none" else plan.alpha
-    powers = []
     if not hypotheses:
         problems.append("no hypothesis has all its arms at this scale")
     for h in hypotheses:
@@ -62,24 +69,9 @@ def check(plan: Plan, scale: str, simulations: int = 20_000) -> Check:
             check_rules(h)
         except InputError as error:
             problems.append(str(error))
-        if len(chosen.seeds) < 2:
-            continue
-        result = power.simulate(
-            effect=h.sign() * h.expected,
-            sd=h.sd,
-            margin=h.sign() * h.margin,
-            pairs=len(chosen.seeds),
-            alpha=rate if h.primary else plan.alpha,
-            simulations=simulations,
-        )
-        shown = dataclasses.replace(result, effect=h.expected, margin=h.margin, detectable=h.sign() * result.detectable)
-        powers.append(HypothesisPower(h.id, shown, h.sd_source, h.primary, h.direction))
-        if result.power < LEAST_POWER and h.primary and chosen.kind != "demo":
-            text = f"{h.id} has simulated power {result.power:.2f} at its expected effect {h.expected:g}"
-            if chosen.kind == "confirmatory":
-                problems.append(f"{text} (needs {LEAST_POWER})")
-            else:
-                remarks.append(f"{text} (a confirmatory plan needs {LEAST_POWER})")
+    powers = powers_of(plan, hypotheses, len(chosen.seeds), simulations) if len(chosen.seeds) > 1 else ()
+    weak = underpowered(powers, chosen.kind)
+    problems, remarks = problems + weak[0], remarks + weak[1]
     if chosen.kind == "confirmatory":
         if len(chosen.seeds) < LEAST_SEEDS:
             problems.append(f"a confirmatory plan needs at least {LEAST_SEEDS} seeds, got {len(chosen.seeds)}")
@@ -105,7 +97,40 @@ def check(plan: Plan, scale: str, simulations: int = 20_000) -> Check:
         chosen.kind,
         runs=len(arms) * len(chosen.seeds),
         tuning_runs=len(arms) * len(rates),
-        powers=tuple(powers),
+        powers=powers,
         problems=tuple(problems),
         remarks=tuple(remarks),
     )
+
+
+def powers_of(
+    plan: "Plan | EditPlan", hypotheses: Sequence[Hypothesis], pairs: int, simulations: int
+) -> tuple[HypothesisPower, ...]:
+    """The simulated power of every hypothesis, the primary ones at the strictest rate that the correction can ask for."""
+    primary = sum(h.primary for h in hypotheses)
+    rate = plan.alpha / max(primary, 1) if plan.multiplicity != "none" else plan.alpha
+    found = []
+    for h in hypotheses:
+        result = power.simulate(
+            effect=h.sign() * h.expected,
+            sd=h.sd,
+            margin=h.sign() * h.margin,
+            pairs=pairs,
+            alpha=rate if h.primary else plan.alpha,
+            simulations=simulations,
+        )
+        shown = dataclasses.replace(result, effect=h.expected, margin=h.margin, detectable=h.sign() * result.detectable)
+        found.append(HypothesisPower(h.id, shown, h.sd_source, h.primary, h.direction))
+    return tuple(found)
+
+
+def underpowered(powers: Sequence[HypothesisPower], kind: str) -> tuple[list[str], list[str]]:
+    """Problems and remarks on primary hypotheses of too little power."""
+    weak = [
+        f"{p.hypothesis} has simulated power {p.result.power:.2f} at its expected effect {p.result.effect:g}"
+        for p in powers
+        if p.result.power < LEAST_POWER and p.primary and kind != "demo"
+    ]
+    if kind == "confirmatory":
+        return [f"{text} (needs {LEAST_POWER})" for text in weak], []
+    return [], [f"{text} (a confirmatory plan needs {LEAST_POWER})" for text in weak]

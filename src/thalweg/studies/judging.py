@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 from thalweg.errors import ExitCode
 from thalweg.studies.observe import Observation, observe
@@ -25,7 +25,8 @@ EXIT_CODES = {
 class Verdict:
     """The verdict on one hypothesis, with what it rests on.
 
-    statistics is in the direction of the statement: positive favours it. values: the contrast of each seed, as measured.
+    statistics is in the direction of the statement: positive favours it. values: the contrast of each unit, as measured; sample: what a
+    unit is (``seed``, ``document``, ``layer``).
     """
 
     hypothesis: str
@@ -41,6 +42,7 @@ class Verdict:
     statistics: Paired | None = None
     substituted: tuple[str, ...] = ()  # "arm seed: rule" where a diverged run took the value of its rule
     arms: dict[str, dict[int, float]] = field(default_factory=dict)
+    sample: str = "seed"
 
     @property
     def estimate(self) -> float | None:
@@ -69,6 +71,7 @@ class StudyVerdict:
     plan_hash: str
     verdicts: tuple[Verdict, ...]
     notes: tuple[str, ...] = ()
+    sample: str = "seed"
 
     @property
     def status(self) -> Status:
@@ -104,39 +107,95 @@ def judge(
     its primary hypotheses. A missing seed voids it; an arm that has not learned makes it inconclusive; so does a plan that is exploratory
     or a demo, which can never support.
     """
-    chosen, kind = plan.at(scale), plan.at(scale).kind
-    found = [(h, _observations(h, chosen.seeds, runs)) for h in plan.hypotheses_at(scale)]
-    first = {h.id: _blocked(h, seen, kind, void, edges) for h, seen in found}
-    tested = {
-        h.id: paired(_signed(h, seen), margin=h.sign() * h.margin)
-        for h, seen in found
-        if first[h.id] is None and len(chosen.seeds) > 1
-    }
+    chosen = plan.at(scale)
+    trials = [Trial(h, _observations(h, chosen.seeds, runs)) for h in plan.hypotheses_at(scale)]
+    return rule(plan, scale, chosen.kind, trials, len(chosen.seeds), void=void, edges=edges)
+
+
+class Ruled(Protocol):
+    """What the rule reads of a plan, of whatever kind."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def alpha(self) -> float: ...
+    @property
+    def multiplicity(self) -> str: ...
+
+    def hash(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A hypothesis with what the records say of it.
+
+    seen: column of the contrast -> unit -> observation, None where there is no record. sample: what a unit is, of whose contrasts the
+    interval is. of: what is missing where nothing was observed.
+    """
+
+    h: Hypothesis
+    seen: Mapping[str, Mapping[int, Observation | None]]
+    sample: str = "seed"
+    of: str = "runs"
+
+    def complete(self) -> bool:
+        """Whether every unit has a finite value in every column."""
+        return all(
+            o is not None and o.value is not None and math.isfinite(o.value)
+            for by_unit in self.seen.values()
+            for o in by_unit.values()
+        )
+
+    def values(self) -> dict[int, float]:
+        """The contrast of each unit; of complete trials."""
+        units = next(iter(self.seen.values())).keys()
+        return {u: sum(w * self.seen[arm][u].value for arm, w in self.h.contrast.items()) for u in units}  # type: ignore[union-attr, operator]  # complete
+
+    def test(self, level: float) -> Paired:
+        """The interval, signed so that positive favours the statement. Raises: InputError for fewer than two units."""
+        signed = [self.h.sign() * v for v in self.values().values()]
+        return paired(signed, margin=self.h.sign() * self.h.margin, level=level)
+
+    @property
+    def units(self) -> int:
+        return len(next(iter(self.seen.values())))
+
+
+def rule(
+    plan: Ruled,
+    scale: str,
+    kind: str,
+    trials: Sequence[Trial],
+    units: int,
+    *,
+    sample: str = "seed",
+    void: Sequence[str] = (),
+    edges: Sequence[str] = (),
+) -> StudyVerdict:
+    """The rule of :func:`judge` for trials of any sample; units: how many of ``sample`` the plan names."""
+    first = {t.h.id: _blocked(t, kind, void, edges) for t in trials}
+    tested = {t.h.id: t.test(0.95) for t in trials if first[t.h.id] is None and t.units > 1}
     # The family is what the plan locked: a hypothesis that could not be tested still counts, with p = 1.
-    family = [h.id for h, _ in found if h.primary]
+    family = [t.h.id for t in trials if t.h.primary]
     decisive = [tested[i].decisive_p if i in tested else 1.0 for i in family]
     rates = (
         dict(zip(family, levels(decisive, alpha=plan.alpha, method=plan.multiplicity), strict=True)) if family else {}
     )
     verdicts = []
-    for h, seen in found:
-        status, reason = first[h.id] or ("inconclusive", "one seed decides nothing")
+    for t in trials:
+        status, reason = first[t.h.id] or ("inconclusive", f"one {t.sample} decides nothing")
         statistics = None
-        if h.id in tested:
-            rate, is_open = rates.get(h.id, (plan.alpha, True))
-            statistics = paired(_signed(h, seen), margin=h.sign() * h.margin, level=1 - rate)
-            status, reason = _decide(statistics, is_open, kind)
-        elif (first[h.id] or ("", ""))[0] == "inconclusive" and _complete(h, seen):
-            statistics = (
-                paired(_signed(h, seen), margin=h.sign() * h.margin, level=1 - plan.alpha)
-                if len(chosen.seeds) > 1
-                else None
-            )
-        verdicts.append(_verdict(h, seen, status, reason, statistics))
-    notes = [f"{len(chosen.seeds)} seeds: smallest two-sided sign-flip p is {2.0 ** (1 - len(chosen.seeds)):g}"]
+        if t.h.id in tested:
+            rate, is_open = rates.get(t.h.id, (plan.alpha, True))
+            statistics = t.test(1 - rate)
+            status, reason = _decide(t, statistics, is_open, kind)
+        elif (first[t.h.id] or ("", ""))[0] == "inconclusive" and t.complete():
+            statistics = t.test(1 - plan.alpha) if t.units > 1 else None
+        verdicts.append(_verdict(t, status, reason, statistics))
+    notes = [f"{units} {sample}s: smallest two-sided sign-flip p is {2.0 ** (1 - units):g}"]
     if kind == "demo":
         notes.append("demo: too small to judge")
-    return StudyVerdict(plan.name, scale, kind, plan.hash(), tuple(verdicts), tuple(notes))
+    return StudyVerdict(plan.name, scale, kind, plan.hash(), tuple(verdicts), tuple(notes), sample)
 
 
 def _observations(
@@ -148,31 +207,26 @@ def _observations(
     }
 
 
-def _blocked(
-    h: Hypothesis,
-    seen: Mapping[str, Mapping[int, Observation | None]],
-    kind: str,
-    void: Sequence[str],
-    edges: Sequence[str],
-) -> tuple[Status, str] | None:
+def _blocked(t: Trial, kind: str, void: Sequence[str], edges: Sequence[str]) -> tuple[Status, str] | None:
     """Why a hypothesis cannot be tested, or None."""
+    h, seen = t.h, t.seen
     if void:
         return "void", "; ".join(void)
     missing = [
-        f"{arm} seed {seed}" for arm, by_seed in seen.items() for seed, value in by_seed.items() if value is None
+        f"{arm} {t.sample} {unit}" for arm, by_unit in seen.items() for unit, value in by_unit.items() if value is None
     ]
     if missing:
         named = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
-        return "void", f"{len(missing)} of {sum(map(len, seen.values()))} runs are missing ({named})"
-    every = [(arm, seed, o) for arm, by_seed in seen.items() for seed, o in by_seed.items() if o is not None]
-    unlearned = [f"{arm} seed {seed} ({o.unlearned})" for arm, seed, o in every if o.unlearned and not o.diverged]
+        return "void", f"{len(missing)} of {sum(map(len, seen.values()))} {t.of} are missing ({named})"
+    every = [(arm, unit, o) for arm, by_unit in seen.items() for unit, o in by_unit.items() if o is not None]
+    unlearned = [f"{arm} {t.sample} {unit} ({o.unlearned})" for arm, unit, o in every if o.unlearned and not o.diverged]
     has_not = f"has not learned: {', '.join(unlearned[:3])}{' ...' if len(unlearned) > 3 else ''}" if unlearned else ""
     if kind == "demo":
         return "inconclusive", "demo: too small to judge" + (f"; {has_not}" if has_not else "")
-    absent = [f"{arm} seed {seed}: {o.reason}" for arm, seed, o in every if o.value is None and not o.diverged]
+    absent = [f"{arm} {t.sample} {unit}: {o.reason}" for arm, unit, o in every if o.value is None and not o.diverged]
     if absent:
         return "void", f"the measure is not in the records ({absent[0]})"
-    lost = [f"{arm} seed {seed} ({o.reason})" for arm, seed, o in every if o.value is None]
+    lost = [f"{arm} {t.sample} {unit} ({o.reason})" for arm, unit, o in every if o.value is None]
     if lost:
         return "inconclusive", f"diverged: {', '.join(lost[:3])}"
     if h.must_learn and has_not:
@@ -183,25 +237,9 @@ def _blocked(
     return None
 
 
-def _complete(h: Hypothesis, seen: Mapping[str, Mapping[int, Observation | None]]) -> bool:
-    return all(
-        o is not None and o.value is not None and math.isfinite(o.value)
-        for by_seed in seen.values()
-        for o in by_seed.values()
-    )
-
-
-def _contrast(h: Hypothesis, seen: Mapping[str, Mapping[int, Observation | None]]) -> dict[int, float]:
-    seeds = next(iter(seen.values())).keys()
-    return {s: sum(w * seen[arm][s].value for arm, w in h.contrast.items()) for s in seeds}  # type: ignore[union-attr, operator]  # complete
-
-
-def _signed(h: Hypothesis, seen) -> list[float]:
-    return [h.sign() * v for v in _contrast(h, seen).values()]
-
-
-def _decide(statistics: Paired, is_open: bool, kind: str) -> tuple[Status, str]:
-    where = f"{statistics.level:.1%} interval against the margin, {statistics.n} pairs"
+def _decide(t: Trial, statistics: Paired, is_open: bool, kind: str) -> tuple[Status, str]:
+    pairs = "pairs" if t.sample == "seed" else f"{t.sample}s"
+    where = f"{statistics.level:.1%} interval against the margin, {statistics.n} {pairs}"
     if is_open and statistics.low > statistics.margin:
         if kind == "exploratory":
             return (
@@ -217,7 +255,8 @@ def _decide(statistics: Paired, is_open: bool, kind: str) -> tuple[Status, str]:
     )
 
 
-def _verdict(h: Hypothesis, seen, status: Status, reason: str, statistics: Paired | None) -> Verdict:
+def _verdict(t: Trial, status: Status, reason: str, statistics: Paired | None) -> Verdict:
+    h = t.h
     return Verdict(
         hypothesis=h.id,
         statement=h.statement,
@@ -228,16 +267,17 @@ def _verdict(h: Hypothesis, seen, status: Status, reason: str, statistics: Paire
         unit=h.unit,
         direction=h.direction,
         margin=h.margin,
-        values=_contrast(h, seen) if _complete(h, seen) else {},
+        values=t.values() if t.complete() else {},
         statistics=statistics,
         substituted=tuple(
-            f"{arm} seed {seed}: {o.reason}"
-            for arm, by_seed in seen.items()
-            for seed, o in by_seed.items()
+            f"{arm} {t.sample} {unit}: {o.reason}"
+            for arm, by_unit in t.seen.items()
+            for unit, o in by_unit.items()
             if o is not None and o.substituted
         ),
         arms={
-            arm: {s: o.value for s, o in by_seed.items() if o is not None and o.value is not None}
-            for arm, by_seed in seen.items()
+            arm: {u: o.value for u, o in by_unit.items() if o is not None and o.value is not None}
+            for arm, by_unit in t.seen.items()
         },
+        sample=t.sample,
     )

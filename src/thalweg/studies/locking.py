@@ -3,13 +3,16 @@
 import datetime
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from thalweg._version import __version__
 from thalweg.errors import CheckpointError, InputError
 from thalweg.records import jsonl
 from thalweg.records.files import atomic_write_text
 from thalweg.studies.plan import Plan, load
+
+if TYPE_CHECKING:
+    from thalweg.studies.edits.plan import EditPlan
 
 LOCK_SCHEMA = 1
 
@@ -85,7 +88,7 @@ def read(plan_path: str | Path, scale: str) -> Lock:
     return Lock(**{name: table[name] for name in Lock.__dataclass_fields__})
 
 
-def differences(plan: Plan, scale: str, arms: dict[str, dict[str, Any]], lock: Lock) -> list[str]:
+def differences(plan: "Plan | EditPlan", scale: str, arms: dict[str, dict[str, Any]], lock: Lock) -> list[str]:
     """What has changed since the lock, in words; empty when nothing has."""
     found = []
     if plan.hash() != lock.plan_hash:

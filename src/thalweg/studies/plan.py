@@ -9,10 +9,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from thalweg import config
 from thalweg.errors import InputError, UnknownNameError
+
+if TYPE_CHECKING:
+    from thalweg.studies.edits.plan import EditPlan
 
 PLAN_SCHEMA = 1
 _NAME = re.compile(r"[A-Za-z0-9_-]+")  # of arms and scales: they name files and stand in commands
@@ -188,14 +191,18 @@ def digest(value: Any) -> str:
     ).hexdigest()
 
 
-def load(path: str | Path) -> Plan:
-    """Read a plan file. Raises: InputError or UnknownNameError naming the key."""
+def load(path: str | Path) -> "Plan | EditPlan":
+    """Read a plan file of either kind. Raises: InputError or UnknownNameError naming the key."""
     return parse(config.read_toml(path))
 
 
-def parse(table: Mapping[str, Any]) -> Plan:
-    """A plan from the tables of its TOML file."""
+def parse(table: Mapping[str, Any]) -> "Plan | EditPlan":
+    """A plan from the tables of its TOML file; one of edits if it has a table ``subject``."""
     _plain_values(table, "")
+    if "subject" in table:
+        from thalweg.studies.edits.plan import parse_edits
+
+        return parse_edits(table)
     plan = config.build(Plan, table)
     for what, names in (("scale", plan.scale), ("arms", plan.arms)):
         for name in names:

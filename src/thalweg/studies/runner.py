@@ -55,6 +55,8 @@ class Study:
     records: folder of committed records (default: ``records/`` beside the plan). workspace: folder of run folders, not committed.
     """
 
+    counts = "seed runs"
+
     def __init__(
         self,
         plan_path: str | Path,
@@ -64,7 +66,10 @@ class Study:
         workspace: str | Path = "runs/studies",
     ):
         self.path = Path(plan_path)
-        self.plan: Plan = load(self.path)
+        plan = load(self.path)
+        if not isinstance(plan, Plan):
+            raise InputError(f"{self.path.name} is a plan of edits; open it with studies.study")
+        self.plan: Plan = plan
         self.scale_name, self.scale = scale, self.plan.at(scale)
         self.store = Store(records if records is not None else self.path.parent / "records")
         self.workspace = Path(workspace)
@@ -89,6 +94,10 @@ class Study:
         if not self.scale.learning_rates:
             return Tuning({}, (), self.arms[arm].lr, False)
         return search(self.arms[arm], self.scale, self.look_up)
+
+    def rates(self) -> dict[str, float | None]:
+        """The learning rate of every arm; None where it is not chosen yet."""
+        return {arm: self.tuning(arm).best for arm in self.arms}
 
     def seed_run(self, arm: str, rate: float, seed: int) -> TrainConfig:
         """The run of an arm on one seed."""

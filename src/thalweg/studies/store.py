@@ -143,23 +143,24 @@ def write(path: str | Path, record: RunRecord) -> None:
         "provenance": record.provenance,
         "notes": list(record.notes),
     }
-    head["sha256"] = _checksum(head, body.encode())
+    head["sha256"] = checksum(head, body.encode())
     atomic_write_text(path, f"{jsonl.encode(head)}\n{body}")
 
 
-def _checksum(head: Mapping[str, Any], body: bytes) -> str:
+def checksum(head: Mapping[str, Any], body: bytes, header: bool = True) -> str:
     """Of the header, but for the checksum in it, and the lines after it; the same however a version control system ends lines."""
     digest = hashlib.sha256()
-    if head["schema"] > 1:
+    if header:
         digest.update(f"{jsonl.encode({k: v for k, v in head.items() if k != 'sha256'})}\n".encode())
     digest.update(body.replace(b"\r\n", b"\n"))
     return digest.hexdigest()
 
 
-def _check_unchanged(path: str | Path, head: Mapping[str, Any]) -> None:
-    if head["schema"] == 1 and "sha256" not in head:
+def check_unchanged(path: str | Path, head: Mapping[str, Any], header: bool = True) -> None:
+    """That header and lines give the checksum; header: whether it covers the header. Raises: CheckpointError."""
+    if not header and "sha256" not in head:
         return
-    if head.get("sha256") != _checksum(head, read_bytes(path, "study record").partition(b"\n")[2]):
+    if head.get("sha256") != checksum(head, read_bytes(path, "study record").partition(b"\n")[2], header):
         raise CheckpointError(
             f"{path} was changed by hand: what it says does not give the checksum in its header; restore it from version control, "
             "or remove it and run the study again"
@@ -175,7 +176,7 @@ def read(path: str | Path) -> RunRecord:
     if not lines or lines[0][1].get("kind") != KIND:
         raise InputError(f"{path} is no record of a study run")
     jsonl.check_schema(lines[0][1].get("schema"), STORE_SCHEMA, str(path), "study record")
-    _check_unchanged(path, lines[0][1])
+    check_unchanged(path, lines[0][1], header=lines[0][1]["schema"] > 1)
     head = jsonl.numbers(lines[0][1])
     metrics: dict[str, list[tuple[int, float]]] = {}
     units: dict[str, str] = {}

@@ -7,23 +7,12 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from thalweg.config import checked_path
-from thalweg.errors import InputError
-from thalweg.models.hf_config import first_line
+from thalweg.config import check_new
+from thalweg.errors import InputError, first_line
 from thalweg.records import jsonl
 from thalweg.surgery.conversion import Conversion
 
 PROOF = "proof.json"
-
-
-def check_new(folder: str | Path) -> Path:
-    """The folder as a path, if a model can be written there. Raises: InputError."""
-    if not str(folder):
-        raise InputError("the output needs a name, got an empty one")
-    path = checked_path(folder, expand=True)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise InputError(f"{path} exists and is not an empty folder; choose another name")
-    return path
 
 
 def save(conversion: Conversion, folder: str | Path, *, tokenizer: Any = None) -> Path:

@@ -1,6 +1,5 @@
 """Where a conversion starts: a model of transformers or one of ours, from memory, a folder or a hub."""
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,13 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from thalweg.errors import CheckpointError, InputError, OfflineError
+from thalweg.capture.opening import open_model
+from thalweg.errors import InputError
 from thalweg.models import Decoder, ThalwegForCausalLM
-from thalweg.models.hf_config import ThalwegConfig, first_line, is_path
+from thalweg.models.hf_config import ThalwegConfig
 from thalweg.surgery import families
 from thalweg.surgery.wide import in_dtype, renew_angles
-
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ def open_source(model: Any, *, tokenizer: Any = None, dtype: torch.dtype = torch
     """A source from a model, the path of a folder or the name of a repository on a hub.
 
     tokenizer: one of transformers; None takes the one beside a folder, if there is one.
-    Raises: InputError for another kind of thing or an unknown family; CheckpointError for a folder that is broken; OfflineError.
+    Raises: InputError for another kind of thing or an unknown family, and as ``open_model``.
     """
     if isinstance(model, Decoder | ThalwegForCausalLM):
         return Source(model, type(model).__name__, ThalwegConfig.model_type, tokenizer)
@@ -62,66 +60,15 @@ def open_source(model: Any, *, tokenizer: Any = None, dtype: torch.dtype = torch
 
 
 def _load(where: str, tokenizer: Any, dtype: torch.dtype) -> Source:
-    from transformers import AutoConfig, AutoModelForCausalLM
+    def check(config: Any) -> None:
+        if getattr(config, "model_type", None) != ThalwegConfig.model_type:
+            families.of(getattr(config, "model_type", None))
 
-    if not where.strip():
-        raise InputError("the model needs a name, got an empty one; give a folder or a name on a hub")
-    if is_path(where) and not Path(where).is_dir():
-        what = "is a file" if Path(where).exists() else "does not exist"
-        raise InputError(f"{where} {what}; give the folder of a model (config.json and safetensors)")
-    with _quietly(where):
-        config = AutoConfig.from_pretrained(where)
-    kind = getattr(config, "model_type", None)
-    if kind == ThalwegConfig.model_type:
-        model: Any = ThalwegForCausalLM.from_pretrained(where, dtype=dtype)
-    else:
-        families.of(kind)
-        with _quietly(where):
-            model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, use_safetensors=True)
-        renew_angles(model, dtype)
-    return Source(model, where, str(kind), tokenizer if tokenizer is not None else _tokenizer(where))
-
-
-class _quietly:
-    """What transformers raises about a place, as one line of ours; its warnings are kept back."""
-
-    def __init__(self, where: str):
-        self.where = where
-
-    def __enter__(self):
-        self.logger = logging.getLogger("transformers")
-        self.level = self.logger.level
-        self.logger.setLevel(logging.ERROR)
-
-    def __exit__(self, kind, error, trace):
-        self.logger.setLevel(self.level)
-        if not isinstance(error, Exception) or isinstance(error, InputError | CheckpointError):
-            return
-        line = first_line(error)
-        if not is_path(self.where):
-            raise OfflineError(
-                f"{self.where} is no folder here, and the hub did not give it ({line}); give a folder, or check name and network"
-            ) from None
-        raise CheckpointError(f"{self.where}: {line}; give a folder that save_pretrained wrote") from None
-
-
-def _tokenizer(where: str) -> Any:
-    """The tokenizer beside a model; None where there is none."""
-    from transformers import AutoTokenizer
-
-    here = Path(where)
-    if here.is_dir() and not any((here / name).exists() for name in TOKENIZER_FILES):
-        return None
-
-    logger = logging.getLogger("transformers")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        return AutoTokenizer.from_pretrained(where)
-    except (OSError, ValueError, KeyError, ImportError):
-        return None
-    finally:
-        logger.setLevel(level)
+    opened = open_model(where, dtype=dtype, tokenizer=tokenizer, check=check)
+    kind = str(getattr(opened.model.config, "model_type", None))
+    if kind != ThalwegConfig.model_type:
+        renew_angles(opened.model, dtype)
+    return Source(opened.model, opened.name, kind, opened.tokenizer)
 
 
 def as_additive(source: Source, dtype: torch.dtype) -> tuple[nn.Module, Decoder]:

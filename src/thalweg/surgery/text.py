@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thalweg.config import checked_path
 from thalweg.data.tasks.austen import HELD_OUT, novels
+from thalweg.data.text.tokenizer import token_ids
 from thalweg.errors import InputError
 
 ROWS = 2  # sequences compared
@@ -71,12 +72,9 @@ def encode(tokenizer: Any, content: str, count: int) -> list[int]:
     taken = 16 * count
     while True:
         piece = content[:taken]
-        try:
-            found = tokenizer.encode(piece, add_special_tokens=False)
-        except TypeError:  # a tokenizer of ours has no special tokens
-            found = tokenizer.encode(piece)
+        found = token_ids(tokenizer, piece)
         if len(found) >= count or taken >= len(content):
-            return [int(i) for i in found]
+            return found
         taken *= 4
 
 

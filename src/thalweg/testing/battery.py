@@ -70,7 +70,7 @@ def subjects_of(
         raise InputError(f"a connection is a registered name or a subclass of Stream, got {cls!r}")
     sets = [{}, *cls.variants()] if options is None else [options] if isinstance(options, Mapping) else list(options)
     for given in sets:
-        config.build(cls.Options, dict(given), where=cls.__name__)
+        config.build(cls.Options, dict(given), where=connections.registry.name_of(cls) or cls.__name__)
     return [Subject(cls, dict(given)) for given in sets]
 
 

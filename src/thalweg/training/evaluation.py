@@ -20,6 +20,8 @@ def held_out_length(task: Task, split: str, config: TrainConfig) -> int:
 
 def unit_of(name: str) -> str:
     """The unit of a metric of this file."""
+    if name.startswith("task/"):
+        return "share"
     return next((unit for suffix, unit in UNITS.items() if name.endswith(suffix)), "")
 
 

@@ -11,13 +11,14 @@ from thalweg.data import Batch, Task
 from thalweg.geometry import jacobian
 from thalweg.geometry.mixing_summaries import mixing_measurements
 from thalweg.geometry.stability import spikes, variation
-from thalweg.geometry.summaries import LEAST_SEQUENCES, gradient_measurements, stream_measurements
+from thalweg.geometry.summaries import LEAST_SEQUENCES, stream_measurements
 from thalweg.models.decoder import Decoder
 from thalweg.models.look import look
 from thalweg.models.trace import StreamTrace
 from thalweg.records import Measurements
 from thalweg.training.config import TrainConfig
 from thalweg.training.evaluation import held_out_length
+from thalweg.training.gradients import gradient_rows
 from thalweg.training.routing import routing_measurements
 
 JACOBIAN_TOKENS = 8  # length of the sequence whose last token is differentiated
@@ -83,21 +84,6 @@ def gates_of(model: Decoder, record) -> dict[str, Tensor]:
 def mixing_of(model: Decoder, record) -> Mixing | None:
     """How one site of a traced pass mixed its streams, if it does."""
     return model.stream.sites[record.site.index].mixing(record.state_before, record.context)
-
-
-def gradient_rows(model: Decoder, ids: Tensor, labels: Tensor) -> Measurements:
-    """The norm of the gradient of the loss in the state that enters each site; only for states that are one tensor.
-
-    No parameter gets a gradient from this.
-    """
-    trace = StreamTrace()
-    with torch.enable_grad():
-        loss = model(ids, labels=labels, trace=trace).loss
-    states = [record.state_before for record in trace.records]
-    if not all(isinstance(state, Tensor) and state.requires_grad for state in states):
-        return Measurements()
-    gradients = torch.autograd.grad(loss, states, allow_unused=True)
-    return gradient_measurements([record.site for record in trace.records], gradients)
 
 
 def jacobian_measurements(model: Decoder, ids: Tensor) -> Measurements:

@@ -1,11 +1,13 @@
 """A run that starts from the weights of a model, as ``thalweg convert`` writes it, in place of random ones."""
 
 import dataclasses
+import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thalweg.config import checked_path, to_plain
 from thalweg.errors import InputError
+from thalweg.records.jsonl import read_object
 
 if TYPE_CHECKING:  # reading a configuration loads no torch
     from thalweg.models.config import DecoderConfig
@@ -13,7 +15,7 @@ if TYPE_CHECKING:  # reading a configuration loads no torch
 
 # Fields of a decoder that a run may choose for itself: they change no weight.
 FREE = ("max_length", "gradient_checkpointing")
-TOKENIZER = "tokenizer.json"
+TOKENIZER, WEIGHTS = "tokenizer.json", "model.safetensors"
 
 
 def table_of(folder: str | Path) -> dict[str, Any]:
@@ -81,6 +83,22 @@ def load(decoder: "Decoder", folder: str | Path) -> None:
 
     model: Any = ThalwegForCausalLM.from_pretrained(_folder(folder), dtype=torch.float32)
     decoder.load_state_dict(model.decoder.state_dict())
+
+
+def hashes(folder: str | Path) -> dict[str, str]:
+    """File -> SHA-256 of the weights in ``folder`` that :func:`load` reads: the one file, or those that the index of several names."""
+    path = _folder(folder)
+    index = path / f"{WEIGHTS}.index.json"
+    names = (
+        [WEIGHTS]
+        if (path / WEIGHTS).exists()
+        else sorted(set(read_object(index, "index of weights")["weight_map"].values()))
+    )
+    found = {}
+    for name in names:
+        with (path / name).open("rb") as file:
+            found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
 
 
 def _folder(folder: str | Path) -> Path:

@@ -14,7 +14,7 @@ from thalweg.training.determinism import derive_seed, pick_device, reproducible
 from thalweg.training.engine import load_decoder
 from thalweg.training.evaluation import held_out_length
 from thalweg.training.geometry import held_out_batch, measure_model, split_of
-from thalweg.training.replacing import PARTS, losses_of, replacements
+from thalweg.training.replacing import PARTS, replacements
 from thalweg.training.resumption import same_data
 
 TOKENS = 4096  # that are measured on unless it is said otherwise
@@ -24,7 +24,8 @@ TOKENS = 4096  # that are measured on unless it is said otherwise
 class Plan:
     """What will be measured: the checkpoint, and on how much of which split.
 
-    sequences: whose loss is taken, in as many ``passes`` as there are replacements; traced: those of the geometry, as in training.
+    sequences: whose loss is taken, in as many ``passes`` as there are replacements; held: all that the split holds; asked: tokens that were
+    asked for; traced: sequences of the geometry, as in training.
     """
 
     step: int
@@ -34,10 +35,19 @@ class Plan:
     traced: int
     passes: int
     data: str
+    held: int
+    asked: int
 
     @property
     def tokens(self) -> int:
         return self.sequences * self.length
+
+    @property
+    def short(self) -> str:
+        """Where the split holds fewer tokens than were asked for, what was done; else nothing."""
+        if self.tokens >= self.asked:
+            return ""
+        return f"{self.asked:,} tokens were asked for; {self.data} ({self.split}) holds {self.tokens:,}, and all of them are used"
 
 
 @dataclass(frozen=True)
@@ -61,8 +71,9 @@ def measure_run(
     """Measure a checkpoint of a run: geometry and gradients as in training, and what its mixing is worth.
 
     which: ``last``, ``best`` or a step. tokens: about how many held-out tokens losses are taken over, in whole sequences and at least
-    16 of them; the geometry looks at the sequences that it looked at in training, with as many threads. on_plan: told what will be done
-    before it is; on_pass: told the replacements done, of how many. Nothing is written. Single-stream runs have no rows on mixing.
+    16 of them, all that there are where they are fewer (``Plan.short``); the geometry looks at the sequences that it looked at in training,
+    with as many threads. on_plan: told what will be done before it is; on_pass: told the replacements done, of how many. Nothing is written.
+    Single-stream runs have no rows on mixing.
     Raises: InputError for what is no run, for data that has changed or is too short; CheckpointError.
     """
     if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
@@ -75,8 +86,10 @@ def measure_run(
     split = split_of(task)
     length = held_out_length(task, split, config)
     wanted = max(LEAST_SEQUENCES, -(-tokens // length))
+    held = len(task.eval_batches(split, length))
     size = min(config.batch_size, wanted)
-    batches = list(task.eval_batches(split, length, size, -(-wanted // size)))
+    count = -(-wanted // size)
+    batches = list(task.eval_batches(split, length, size, count if count * size <= held else None))
     found = sum(len(batch["input_ids"]) for batch in batches)
     if found < LEAST_SEQUENCES:
         raise InputError(
@@ -87,13 +100,15 @@ def measure_run(
         raise InputError(f"the held-out sequences of {task.name} have no scored token: there is no loss to measure")
     traced, mixing = held_out_batch(config, task), sum(site.mixes for site in model.stream.sites)
     passes = 2 * (mixing + PARTS) if mixing else 0
-    plan = Plan(manifest["step"], split, found, length, len(traced["input_ids"]), passes, task.name)
+    plan = Plan(
+        manifest["step"], split, found, length, len(traced["input_ids"]), passes, task.name, held=held, asked=tokens
+    )
     if on_plan is not None:
         on_plan(plan)
     device = pick_device(config.device)
     with reproducible(derive_seed(config.seed, 2), device, config.threads):
         model = model.to(device)
         rows = measure_model(model, traced)
-        rows.extend(replacements(model, batches, on_pass))
-        loss = losses_of(model, batches).mean
-    return Measured(plan, loss, rows.stamped(step=plan.step, split=split))
+        replaced = replacements(model, batches, on_pass)
+        rows.extend(replaced.rows)
+    return Measured(plan, replaced.plain.mean, rows.stamped(step=plan.step, split=split))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +36,13 @@ class Losses:
         return (self.nats.sum() / self.scored.sum()).item()
 
 
+class Replaced(NamedTuple):
+    """Rows of the changes in loss, and the losses with nothing replaced."""
+
+    rows: Measurements
+    plain: Losses
+
+
 @torch.no_grad()
 def losses_of(model: Decoder, batches: Sequence[Batch], look: Callable[[StreamTrace], None] | None = None) -> Losses:
     """The loss of every sequence of ``batches``; ``look`` is shown the trace of each batch."""
@@ -54,17 +62,17 @@ def losses_of(model: Decoder, batches: Sequence[Batch], look: Callable[[StreamTr
 
 def replacements(
     model: Decoder, batches: Sequence[Batch], on_pass: Callable[[int, int], None] | None = None
-) -> Measurements:
-    """Rows of the change in loss for each replacement, of every site, the first third, the last third and all layers.
+) -> Replaced:
+    """The change in loss for each replacement, of every site, the first third, the last third and all layers.
 
     ``identity`` and ``token_mean`` (of the unchanged pass, over all tokens of ``batches``) take the place of the matrices of the sites
     concerned; all else stays. The interval is two standard errors over sequences. on_pass: told how many passes are done, of how many.
-    Empty for a model that mixes no streams.
+    A model that mixes no streams has no rows.
     """
     sites: list[StreamSite] = [site for site in model.stream.sites if site.mixes]
     rows = Measurements()
     if not sites:
-        return rows
+        return Replaced(rows, losses_of(model, batches))
     means: dict[int, Tensor] = {}
     dtypes: dict[int, torch.dtype] = {}
     tokens = sum(batch["input_ids"].numel() for batch in batches)
@@ -100,7 +108,7 @@ def replacements(
         rows.add(f"mixer_replaced.{kind}", change.mean, **fields)
         if on_pass is not None:
             on_pass(done, len(todo))
-    return rows
+    return Replaced(rows, plain)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from thalweg.data import Task
 from thalweg.geometry.summaries import LEAST_SEQUENCES
 from thalweg.records import RunFolder
 from thalweg.records.run import LOCK
+from thalweg.training import initial
 from thalweg.training.config import TrainConfig
 from thalweg.training.determinism import derive_seed, pick_device, reproducible
 from thalweg.training.engine import Engine
@@ -78,6 +79,10 @@ def train(
         if not resume:
             table = configs.to_plain(config)
             where = {"arm": arm, "plan_hash": plan_hash, "seed": config.seed, "device": str(device)}
+            if config.init_from is not None:
+                where["origin"] = {
+                    "init_from": {"folder": config.init_from, "sha256": initial.hashes(config.init_from)}
+                }
             folder = ranks.first_does(lambda: _start(run, held, table, where))
         loop = Loop(engine, folder, requests, stop, measure, on_event)
         return loop.run(resume, notes)

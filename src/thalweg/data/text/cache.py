@@ -2,30 +2,27 @@
 
 import atexit
 import errno
-import hashlib
 import json
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from thalweg.config import checked_path
+from thalweg.config import cache_folder
 from thalweg.data.fingerprint import digest_of
 from thalweg.data.text.source import SPLITS
 from thalweg.data.text.tokenizer import Tokenizer, from_json
 from thalweg.errors import InputError
+from thalweg.records.folders import BrokenFolderError, digest_of_file, open_or_make
 
 SCHEMA = 1  # raise when the same text would become other tokens
 FILES = {"train.bin", "valid.bin", "tokenizer.json", "meta.json"}
-WHOLE = 256 * 2**20  # files up to here are hashed whole, larger ones by samples
-SAMPLE = 2**20
 UNFIT = (errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST)  # of the place itself; a full disk is another matter
 log = logging.getLogger("thalweg.data")
 
@@ -39,10 +36,6 @@ class TokenCache:
     tokenizer: Tokenizer
     meta: dict[str, Any]
     notes: list[str] = field(default_factory=list)
-
-
-class BrokenCacheError(Exception):
-    """What is wrong with a cache, in a few words."""
 
 
 Build = Callable[[Path], dict[str, Any]]  # writes the files but meta.json into a folder and returns the meta of them
@@ -80,39 +73,13 @@ def open_cache(making: dict[str, Any], build: Build, cache_dir: str | Path | Non
     return made
 
 
-def cache_folder(given: str | Path | None = None) -> Path:
-    """The cache folder: ``given``, else ``$THALWEG_CACHE``, else ``~/.cache/thalweg``. Raises: InputError for no path."""
-    named = given or os.environ.get("THALWEG_CACHE")
-    if named:
-        return checked_path(named, expand=True)
-    try:
-        return Path.home() / ".cache" / "thalweg"
-    except RuntimeError:  # no home
-        return Path(tempfile.gettempdir()) / "thalweg"
-
-
-def digest_of_file(path: Path) -> str:
-    """sha256 of a file; above 256 MiB of its size and 256 evenly spaced samples of 1 MiB."""
-    size = path.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    with path.open("rb") as file:
-        if size <= WHOLE:
-            while block := file.read(SAMPLE):
-                digest.update(block)
-        else:
-            for i in range(256):
-                file.seek((size - SAMPLE) * i // 255)
-                digest.update(file.read(SAMPLE))
-    return digest.hexdigest()
-
-
 def _note(text: str) -> str:
     log.warning(text)
     return text
 
 
 def _check(folder: Path, making: dict[str, Any]) -> TokenCache | None:
-    """The cache in ``folder``, None where there is none. Raises: BrokenCacheError for a damaged one, InputError for another thing."""
+    """The cache in ``folder``, None where there is none. Raises: BrokenFolderError for a damaged one, InputError for another thing."""
     if not folder.exists():
         return None
     if not folder.is_dir() or {entry.name for entry in folder.iterdir()} - FILES:
@@ -121,74 +88,34 @@ def _check(folder: Path, making: dict[str, Any]) -> TokenCache | None:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         seal = meta.pop("seal")
         if seal != digest_of(meta) or meta["making"] != making:
-            raise BrokenCacheError("not what its record says")
+            raise BrokenFolderError("not what its record says")
         for name, wanted in meta["files"].items():
             if (folder / name).stat().st_size != wanted["bytes"]:
-                raise BrokenCacheError(f"cut short ({name})")
+                raise BrokenFolderError(f"cut short ({name})")
             if digest_of_file(folder / name) != wanted["digest"]:
-                raise BrokenCacheError(f"changed ({name})")
+                raise BrokenFolderError(f"changed ({name})")
         tokenizer = from_json((folder / "tokenizer.json").read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise BrokenCacheError(f"incomplete (no {Path(error.filename).name})") from None
+        raise BrokenFolderError(f"incomplete (no {Path(error.filename).name})") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise BrokenCacheError("unreadable") from None
+        raise BrokenFolderError("unreadable") from None
     tokens: dict[str, np.ndarray] = {split: np.memmap(folder / f"{split}.bin", meta["dtype"], "r") for split in SPLITS}
     return TokenCache(folder, tokens, tokenizer, meta)
 
 
 def _open_or_build(folder: Path, making: dict[str, Any], build: Build) -> TokenCache:
-    notes: list[str] = []
-    try:
-        if (found := _check(folder, making)) is not None:
-            return found
-    except BrokenCacheError as error:
-        notes.append(_note(f"the token cache {folder} is {error}; it is made anew"))
-    with _lock(folder):
-        try:
-            if (found := _check(folder, making)) is not None:  # another process built it meanwhile
-                found.notes += notes
-                return found
-        except BrokenCacheError:
-            shutil.rmtree(folder)
-        for left_over in folder.parent.glob(
-            f".{folder.name}.making-*"
-        ):  # of a process that was killed: the lock is ours
-            shutil.rmtree(left_over, ignore_errors=True)
-        place = Path(tempfile.mkdtemp(prefix=f".{folder.name}.making-", dir=folder.parent))
-        try:
-            meta = {"making": making, **build(place)}
-            meta["files"] = {
-                path.name: {"bytes": path.stat().st_size, "digest": digest_of_file(path)}
-                for path in sorted(place.iterdir())
-            }
-            text = json.dumps({**meta, "seal": digest_of(meta)}, indent=1, ensure_ascii=False)
-            with (place / "meta.json").open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            place.chmod(0o755)  # mkdtemp makes it private
-            place.rename(folder)
-        except BaseException:
-            shutil.rmtree(place, ignore_errors=True)
-            raise
-    made = _check(folder, making)
-    assert made is not None
-    made.notes += notes
-    return made
+    def make(place: Path) -> None:
+        meta = {"making": making, **build(place)}
+        meta["files"] = {
+            path.name: {"bytes": path.stat().st_size, "digest": digest_of_file(path)}
+            for path in sorted(place.iterdir())
+        }
+        text = json.dumps({**meta, "seal": digest_of(meta)}, indent=1, ensure_ascii=False)
+        with (place / "meta.json").open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
 
-
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    from filelock import FileLock, Timeout
-
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder.parent / f".{folder.name}.lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        log.info("waiting for another process that makes %s", folder)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+    found, notes = open_or_make(folder, lambda: _check(folder, making), make, "token cache")
+    found.notes += notes
+    return found

@@ -5,7 +5,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -124,6 +124,13 @@ class JsonTokenizer(Tokenizer):
         return json.dumps(
             {"thalweg": "json", "name": self.name, "by_lines": self._by_lines, "tokenizer": json.loads(self._json)}
         )
+
+
+def token_ids(tokenizer: Any, text: str) -> list[int]:
+    """Token numbers of ``text`` by a tokenizer of ours or of transformers, without the special tokens that one would add."""
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer.encode(text)
+    return [int(i) for i in tokenizer.encode(text, add_special_tokens=False, verbose=False)]
 
 
 def from_json(text: str) -> Tokenizer:

@@ -1,10 +1,14 @@
 """Causal self-attention: rotary positions, grouped keys and values, optional gate and inner norms."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from thalweg.capture.attention_call import AttentionCall
 from thalweg.models.rotary import rotate
 from thalweg.models.sublayers.base import Map, Sublayer
 from thalweg.ops.norms import Norm
@@ -20,6 +24,7 @@ class Attention(Sublayer):
     Wang et al. 2022 (arXiv 2210.06423); norm of queries and keys per head, before the rotation, Henry et al. 2020 (arXiv 2010.04245).
     With a window of w tokens a token sees itself and the w - 1 before it. The cache keeps all tokens, windows or not.
     Deviations: a padded token sees itself, so that no softmax is empty; its output is finite and nobody reads it.
+    value_edit: called with what the softmax gave, before gate and inner norm; may return another output [b t h w]. None: nothing is called.
     """
 
     kind = "attention"
@@ -40,6 +45,7 @@ class Attention(Sublayer):
             Norm(w, config.norm if config.qk_norm else "none", eps=config.norm_eps) for _ in range(2)
         )
         self.inner_norm = Norm(self.heads * w, config.norm if requirements.inner_norm else "none", eps=config.norm_eps)
+        self.value_edit: Callable[[AttentionCall], Tensor | None] | None = None
 
     def forward(self, x, view, cache=None):
         view = view.windowed[self.window] if self.window else view
@@ -50,20 +56,29 @@ class Attention(Sublayer):
             q, k = rotate(q, view.cos, view.sin), rotate(k, view.cos, view.sin)
         if cache is not None:
             k, v = cache.extend(self.index, k, v)
-        y = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=view.allowed,
-            is_causal=view.allowed is None,
-            scale=self.scale,
-            enable_gqa=self.heads != self.kv_heads,
-        )
-        y = y.transpose(1, 2)
+        y = self.attend(q, k, v, view.allowed)
+        if self.value_edit is not None:
+            y = self.edited(
+                AttentionCall(self, q, k, v, view.allowed, self.scale, None, None, y, partial(self.attend, q, k, v))
+            )
         if self.gate is not None:
             gate = torch.sigmoid(wide(self.gate(x))).to(y.dtype)
             y = y * gate.unflatten(-1, (self.heads, -1))
         return self.output(self.inner_norm(y.flatten(2)))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None) -> Float[Tensor, "b t h w"]:
+        """softmax(q k^T) v, over whom ``allowed`` lets see; None: plain causal."""
+        grouped = self.heads != self.kv_heads
+        y = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=allowed, is_causal=allowed is None, scale=self.scale, enable_gqa=grouped
+        )
+        return y.transpose(1, 2)
+
+    def edited(self, call: AttentionCall) -> Float[Tensor, "b t h w"]:
+        """The output of ``call`` after ``value_edit``."""
+        assert self.value_edit is not None
+        changed = self.value_edit(call)
+        return call.output if changed is None else changed
 
     def split(self, x: Float[Tensor, "b t hw"]) -> Float[Tensor, "b h t w"]:
         return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)

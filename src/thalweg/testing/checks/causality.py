@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from thalweg.connections.base import Stream, TokenMemory, Tokens
+from thalweg.connections.base import Stream
+from thalweg.connections.tokens import TokenMemory, Tokens
 from thalweg.testing.compare import DoesNotApplyError, require, require_close
 from thalweg.testing.subjects import BATCH, LENGTH, Subject, embedding_for, sublayers_for
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from thalweg import config, mixers
 from thalweg.errors import InputError
-from thalweg.mixers.base import Mixer
+from thalweg.mixers.base import Mixer, name_of
 from thalweg.testing.compare import DoesNotApplyError
 from thalweg.testing.mixers.checks.claims import equivariant, marginals, nonnegative, orthogonal, reaches, spectral
 from thalweg.testing.mixers.checks.declarations import facts, shapes, supports
@@ -13,13 +13,13 @@ from thalweg.testing.mixers.checks.equation import gradient, purity, reference, 
 from thalweg.testing.mixers.checks.machinery import compiled, dataless, storage
 from thalweg.testing.mixers.checks.numbers import extremes, precision
 from thalweg.testing.mixers.checks.start import moves, parameters, start
-from thalweg.testing.mixers.subjects import PREFERRED, SIZES, MixerSubject
+from thalweg.testing.mixers.subjects import MORE, PREFERRED, SIZES, MixerSubject
 from thalweg.testing.report import BatteryReport, Check, CheckResult, require_known, run_checks
 
 # In the order in which they run: the cheap and telling first. A sweep makes each at these numbers of streams, or, where that is None,
 # at one number of streams only: it is expensive, or has nothing new to see at another size.
 SWEEP: dict[Check, tuple[int, ...] | None] = {
-    supports: SIZES,
+    supports: (*SIZES, *MORE),
     facts: None,
     shapes: SIZES,
     reference: (1, 2, 3, 4, 8),
@@ -29,7 +29,7 @@ SWEEP: dict[Check, tuple[int, ...] | None] = {
     spectral: SIZES,
     orthogonal: SIZES,
     equivariant: SIZES,
-    start: SIZES,
+    start: (*SIZES, *MORE),
     moves: SIZES,
     parameters: (2, 4),
     extremes: SIZES,
@@ -59,8 +59,8 @@ def run(subject: MixerSubject, only: Sequence[str] | None = None) -> tuple[Check
 
 
 def swept(subject: MixerSubject) -> list[str]:
-    """The checks that a sweep over :data:`SIZES` makes at this number of streams: all in all each check, at the sizes where it sees most."""
-    served = [n for n in SIZES if subject.at(n).refusal() is None]
+    """The checks that a sweep makes at this number of streams: all in all each check, at the sizes where it sees most."""
+    served = [n for n in (*SIZES, *MORE) if subject.at(n).refusal() is None]
     if subject.streams not in served:
         return [supports.__name__]
     once = [next(n for n in PREFERRED if n in served)]
@@ -76,7 +76,7 @@ def subjects_of(
     options: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     streams: int | Sequence[int] | None = None,
 ) -> list[MixerSubject]:
-    """One subject per set of options and number of streams; by default all that ``variants`` names, at every one of :data:`SIZES`.
+    """One subject per set of options and number of streams; by default all that ``variants`` names, at 1 to 64 streams.
 
     Raises: UnknownNameError for an unknown mixer or option; InputError for what is no mixer.
     """
@@ -85,8 +85,8 @@ def subjects_of(
         raise InputError(f"a mixer is a registered name or a subclass of Mixer, got {cls!r}")
     sets = [{}, *cls.variants()] if options is None else [options] if isinstance(options, Mapping) else list(options)
     for given in sets:
-        config.build(cls.Options, dict(given), where=cls.__name__)
-    sizes = SIZES if streams is None else (streams,) if isinstance(streams, int) else tuple(streams)
+        config.build(cls.Options, dict(given), where=name_of(cls))
+    sizes = (*SIZES, *MORE) if streams is None else (streams,) if isinstance(streams, int) else tuple(streams)
     return [MixerSubject(cls, n, dict(given)) for given in sets for n in sizes]
 
 
@@ -102,7 +102,7 @@ def check_mixer(
 
     name_or_class: a registered name, or a class (registered or not). options: one set or several; None runs the defaults and every set
     that the class names in ``variants``. only: names of checks (default: all, see ``thalweg.testing.mixers.CHECKS``). streams: one number
-    or several, each with every check; None sweeps 1 to 16, each check at the sizes where it sees most. A number of streams that the
+    or several, each with every check; None sweeps 1 to 64, each check at the sizes where it sees most. A number of streams that the
     mixer refuses is checked for its message alone.
     Raises: AssertionError that names what broke and why, unless ``raises`` is False; UnknownNameError for an unknown mixer,
     option or check.

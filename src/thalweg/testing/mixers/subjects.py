@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from thalweg import config
-from thalweg.mixers.base import Mixer, MixerOptions
+from thalweg.mixers.base import Mixer, MixerOptions, name_of
 from thalweg.testing.compare import DoesNotApplyError, Outcome
 from thalweg.testing.subjects import scramble, seeded
 
 SIZES = (1, 2, 3, 4, 8, 16)  # numbers of streams of a sweep
+MORE = (32, 64)  # only whether they are served, and where they start
 PREFERRED = (4, 3, 2, 8, 16, 1)  # the first of these that a mixer serves is enough for what is expensive
 TOKENS = (2, 3)
 
@@ -27,7 +28,7 @@ class MixerSubject:
     mutate: Callable[[Mixer], Mixer] | None = None
 
     def typed_options(self) -> MixerOptions:
-        return config.build(self.mixer.Options, dict(self.options), where=self.mixer.__name__)
+        return config.build(self.mixer.Options, dict(self.options), where=name_of(self.mixer))
 
     def refusal(self) -> str | None:
         """Why the mixer does not serve this number of streams; None when it does."""

@@ -10,7 +10,7 @@ from thalweg.ops.doubly_stochastic import sinkhorn
 from thalweg.testing.compare import DoesNotApplyError, require, require_close
 from thalweg.testing.mixers.subjects import MixerSubject, logits_for, require_logits, start_of
 
-SCALES = (0.1, 1.0, 5.0, 50.0)  # standard deviations of the logits
+SCALES = (0.1, 1.0, 5.0, 50.0, 1e30)  # standard deviations of the logits
 MATRICES = 32
 EXACT, EXACT_SINGLE, EXACT_HUGE = 1e-10, 2e-6, 1e-4  # float64; float32; float32 at the largest logits
 CONVERGED = 1e-3  # at logits of 0.01

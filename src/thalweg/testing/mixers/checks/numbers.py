@@ -9,13 +9,13 @@ from thalweg.mixers.base import Mixer
 from thalweg.testing.compare import Outcome, finite, require, require_close
 from thalweg.testing.mixers.subjects import MixerSubject, differentiate, logits_for
 
-LARGE = (50.0, 1e4)
+LARGE = (50.0, 1e4, 1e30)
 UPSTREAM = 1e4  # size of the gradients that come from above
 SINGLE = 1e-5  # relative, float32 against float64 at the same logits
 
 
 def extremes(subject: MixerSubject) -> None:
-    """Logits of 50 and 10 000 and gradients of 10 000 from above: the matrix and every gradient stay finite, in float32 and bfloat16."""
+    """Logits of 50, 10 000 and 1e30 and gradients of 10 000 from above: the matrix and every gradient stay finite, in float32 and bfloat16."""
     for dtype in (torch.float32, torch.bfloat16):
         mixer = subject.random(torch.float32)
         require_finite(

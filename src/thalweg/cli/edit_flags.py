@@ -1,0 +1,138 @@
+"""What ``thalweg edit`` and ``thalweg sweep`` share: flags of an edit, the text that is scored, the proof before the first number."""
+
+from pathlib import Path
+from typing import Any
+
+from thalweg.errors import InputError
+
+ALIASES = {"attn": "attention", "values": "value", "v": "value", "feed_forward": "mlp", "ffn": "mlp"}
+PROOF_TOKENS = 64
+
+
+def add_edit(parser) -> None:
+    """Which layers, heads and passes an edit holds for, and how values are read."""
+    group = parser.add_argument_group("where")
+    group.add_argument("--layers", metavar="WHICH", help="1: or 0,3 or last (all)")
+    group.add_argument("--skip-first", type=int, default=0, metavar="N", help="leave out the first N layers (0)")
+    group.add_argument("--phase", default="all", help="all, prefill or decode (all)")
+    values = parser.add_argument_group("of values")
+    both = values.add_mutually_exclusive_group()
+    both.add_argument("--exclude-self", action="store_true", help="leave alone what a token reads of itself (default)")
+    both.add_argument("--full", action="store_true", help="edit all that a token reads, itself included")
+    values.add_argument("--group", default="head", help="heads projected together: head, kv, kv:N or all (head)")
+    values.add_argument("--heads", metavar="LIST", help="query heads, 0,2 (all)")
+    parser.add_argument("--reference", default="stream", help="of attention and mlp: stream or block_input (stream)")
+
+
+def add_subject(parser) -> None:
+    """What is scored and how the model is opened."""
+    text = parser.add_argument_group("text and model")
+    text.add_argument(
+        "--text", metavar="FILE", help="documents: .jsonl with a field text, or a text (the shipped novel)"
+    )
+    text.add_argument("--limit", type=int, metavar="N", help="only the first N documents")
+    text.add_argument("--window", type=int, metavar="N", help="tokens of a window (what the model takes, at most 2048)")
+    text.add_argument("--batch-size", type=int, default=1, metavar="N", help="rows of a pass (1)")
+    text.add_argument("--dtype", default="float32", help="of the weights: float32, bfloat16, float64, auto (float32)")
+    text.add_argument("--backend", help="of attention: eager or sdpa")
+    text.add_argument("--which", choices=("best", "last"), default="best", help="checkpoint, of a run (best)")
+    text.add_argument("--seed", type=int, default=0, help="of controls, masks and resamples (0)")
+
+
+def common_options(args) -> dict[str, Any]:
+    """The flags of :func:`add_edit` that are not at their default, as fields of an edit. Raises: InputError."""
+    found: dict[str, Any] = {}
+    for name, default in (
+        ("layers", None),
+        ("skip_first", 0),
+        ("phase", "all"),
+        ("group", "head"),
+        ("reference", "stream"),
+    ):
+        if getattr(args, name) != default:
+            found[name] = getattr(args, name)
+    if args.heads is not None:
+        try:
+            found["heads"] = tuple(int(head) for head in args.heads.split(","))
+        except ValueError:
+            raise InputError(f"--heads are whole numbers joined by commas, got {args.heads!r}") from None
+    if args.full or args.exclude_self:
+        found["exclude_self"] = args.exclude_self
+    return found
+
+
+def sites_of(text: str) -> list[str]:
+    """``value,attn,mlp`` -> names of sites."""
+    return [ALIASES.get(part.strip(), part.strip()) for part in text.split(",") if part.strip()]
+
+
+def opened_of(args):
+    """The model, with its facts said. Raises: ThalwegError."""
+    from thalweg.cli.console import say
+    from thalweg.cli.opening import open_any
+
+    if not args.model:
+        raise InputError("the model needs a name, got an empty one")
+    opened = open_any(args.model, which=args.which, quiet=args.quiet, dtype=args.dtype, backend=args.backend)
+    for line in (opened.name, *opened.notes):
+        say(line, quiet=args.quiet)
+    return opened
+
+
+def job_of(args, opened):
+    """How the model is scored: perplexity of a decoder, masked loss of an encoder with a head, embeddings of one without."""
+    from thalweg.evaluation import documents_of, jobs
+
+    documents = documents_of(args.text).first(args.limit)
+    model, tokenizer = opened.model, opened.require_tokenizer()
+    if opened.kind == "decoder":
+        return jobs.text_job(model, tokenizer, documents, window=args.window, batch_size=args.batch_size), documents
+    if opened.kind == "masked-lm":
+        more = {"window": args.window, "seed": args.seed, "batch_size": args.batch_size}
+        return jobs.masked_job(model, tokenizer, documents, **more), documents
+    if args.window is not None:
+        raise InputError(
+            "an encoder without a head is compared by the embeddings of whole paragraphs; leave --window out"
+        )
+    return jobs.embedding_job(model, tokenizer, documents, batch_size=args.batch_size, seed=args.seed), documents
+
+
+def first_batch(opened, text: str, tokens: int = PROOF_TOKENS) -> dict[str, Any]:
+    """The beginning of a text as the arguments of the model."""
+    import torch
+
+    from thalweg.data.text.tokenizer import token_ids
+
+    ids = token_ids(opened.require_tokenizer(), text[: 16 * tokens])[:tokens]
+    if len(ids) < 2:
+        raise InputError(f"the text has {len(ids)} tokens, and the proof needs at least 2; give more text")
+    device = next(opened.model.parameters()).device
+    return {"input_ids": torch.tensor([ids], device=device)}
+
+
+def proved(opened, text: str) -> dict[str, Any]:
+    """Replay the stream on the beginning of the text. Raises: ProofError (exit code 5)."""
+    from thalweg.capture import locate, prove
+
+    proof = prove(locate(opened.model), first_batch(opened, text))
+    return {
+        "family": proof.family,
+        "found_by": proof.found_by,
+        "worst": proof.worst,
+        "at": proof.at,
+        "tolerance": proof.tolerance,
+        "dtype": proof.dtype,
+    }
+
+
+def proof_line(proof: dict[str, Any]) -> str:
+    """For people."""
+    return (
+        f"proof: the stream of {proof['family']} (by {proof['found_by']}) replayed at every site and at the end, worst error "
+        f"{proof['worst']:.1e} at {proof['at']} (allowed {proof['tolerance']:.0e})"
+    )
+
+
+def name_of(model: str) -> str:
+    """Of a model in a file name."""
+    return Path(model).name or "model"

@@ -1,0 +1,333 @@
+"""``thalweg eval``: what a model can do, and what an edit costs it, beside the matched no-op."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from thalweg.cli.console import emit, say, table
+from thalweg.cli.edit_spec import edits_of
+from thalweg.errors import ExitCode, InputError
+
+EXAMPLES = """examples:
+  thalweg eval smollm2 --edit value:parallel=0.5 --edit attention:parallel=0.5
+  thalweg eval MODEL --ruler single,multikey_2,vt --length 1024 --samples 20 --edit value:parallel=0,skip-first=1
+  thalweg eval MODEL --preset paper
+  thalweg eval MODEL --tasks mine --include-path tasks/
+
+Without --text, --ruler, --choices, --tasks or --preset: the perplexity of the novel held out of the shipped corpus (of an encoder with a
+head its masked loss, of one without what edits do to its embeddings). An edit is SITE:NAME=VALUE,...: site value, attention, mlp or block;
+parallel, perpendicular (scales that are kept), exclude-self or full-aggregate, group, layers=1: or 0+3, heads=0+2, skip-first, phase,
+control, coefficient, reference, route. Its baseline is the same edit at scales 1; a no-op that moves the likelihood by more than 1e-3 of
+itself stops the run (exit code 5). Intervals are over documents, questions or samples.
+
+Rows go to items.jsonl in the output folder as they come, so Ctrl-C loses nothing; measurements.jsonl holds what reports read.
+
+Exit codes: 0 done; 2 cannot be read or evaluated; 5 a no-op is none; 130 interrupted, the rows so far are kept"""
+
+GIB = 2**30
+
+
+def configure(parser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="folder, GGUF file, name on a hub, model at hand, or a run")
+    what = parser.add_argument_group("what is evaluated (several may be given)")
+    what.add_argument("--text", metavar="FILE", help="documents: .jsonl with a field text, or a text that is cut up")
+    what.add_argument(
+        "--ruler", metavar="NAMES", help="long-context tasks made here: single,multikey_2,... | offline | all"
+    )
+    what.add_argument("--choices", metavar="FILE", action="append", default=[], help="questions: .jsonl; repeatable")
+    what.add_argument("--tasks", metavar="NAMES", help="tasks of lm-eval (needs the extra eval)")
+    what.add_argument("--preset", metavar="NAME", help="seven tasks of lm-eval: paper (its shots) | zero-shot")
+    what.add_argument("--include-path", metavar="DIR", help="folder of task files for --tasks")
+    what.add_argument("--edit", metavar="SITE:...", action="append", default=[], help="an edit to evaluate; repeatable")
+    how = parser.add_argument_group("how")
+    how.add_argument("--window", type=int, metavar="N", help="tokens of a window (what the model takes, at most 2048)")
+    how.add_argument("--stride", type=int, metavar="N", help="let windows overlap, moved by N tokens (disjoint)")
+    how.add_argument("--no-bos", action="store_true", help="score no first token, put none before a document")
+    how.add_argument("--length", type=int, default=1024, metavar="N", help="tokens of a long-context sample (1024)")
+    how.add_argument("--samples", type=int, default=20, metavar="N", help="samples of each long-context task (20)")
+    how.add_argument("--haystack", metavar="FILE", help="text to hide needles in, for tasks that take one")
+    how.add_argument(
+        "--shots", type=int, metavar="N", help="solved examples before a question (0; of lm-eval the task's)"
+    )
+    how.add_argument("--limit", type=int, metavar="N", help="only the first documents, or questions of lm-eval")
+    how.add_argument("--batch-size", type=int, default=1, metavar="N", help="rows of a pass (1)")
+    how.add_argument("--dtype", default="float32", help="of the weights: float32, bfloat16, float64, auto (float32)")
+    how.add_argument("--backend", help="of attention: eager or sdpa")
+    how.add_argument("--which", choices=("best", "last"), default="best", help="checkpoint, of a run (best)")
+    how.add_argument("--interval", choices=("BCa", "percentile"), default="BCa", help="of the bootstrap (BCa)")
+    how.add_argument("--seed", type=int, default=0, help="of samples, masks, shots and resamples (0)")
+    parser.add_argument("-o", "--output", metavar="FOLDER", help="new folder for the rows (evals/NAME-TIME)")
+
+
+def run(args) -> ExitCode:
+    from thalweg.cli.opening import open_any
+    from thalweg.config import check_new
+    from thalweg.evaluation.keeping import Kept
+
+    options = edits_of(args.edit)  # a slip is told before a model is loaded
+    _check(args)
+    folder = check_new(args.output or _default(args.model))
+    opened = open_any(args.model, which=args.which, quiet=args.quiet, dtype=args.dtype, backend=args.backend)
+
+    def tell(text: str) -> None:
+        say(text, quiet=args.quiet)
+
+    for line in (opened.name, *opened.notes):
+        tell(line)
+    jobs = jobs_of(args, opened)
+    with Kept(folder, model=opened.name, dtype=_dtype(opened.model)) as kept:
+        found = evaluate(args, opened, jobs, options, kept, tell)
+    if args.json:
+        emit(found)
+    else:
+        _print(found)
+    return ExitCode.OK
+
+
+def evaluate(args, opened, jobs, options, kept, tell) -> dict[str, Any]:
+    """Run everything; the result as plain values."""
+    from thalweg.evaluation.jobs import cost_of
+    from thalweg.evaluation.paired import evaluate_edits
+
+    passes = 1 + len({str(option.as_noop()) for option in options.values()}) + len(options)
+    for job in jobs:
+        tell(job.plan)
+    cost = cost_of(opened.model, jobs, passes)
+    tell(cost_line(cost, passes, len(options)))
+    tell(f"rows: {kept.items}")
+    steps = Steps(tell)
+
+    def scores(name: str, role: Any) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for job in jobs:
+            found |= job.run(role, kept.listener(name, role, job.name), steps.of(f"{job.name}, {name}"))
+        kept.finished(name, role, found, method=args.interval, seed=args.seed)
+        return found
+
+    unedited, outcomes = evaluate_edits(
+        made_of(opened, options),
+        scores,
+        on_outcome=kept.outcome,
+        method=args.interval,
+        seed=args.seed,
+    )
+    return {
+        "model": opened.name,
+        "notes": list(opened.notes),
+        "folder": str(kept.folder),
+        "tasks": {name: _task(one, args) for name, one in unedited.items()},
+        "edits": [
+            {
+                "edit": outcome.edit,
+                "options": options[outcome.edit].plain(),
+                "task": outcome.scores.task,
+                "drift": outcome.drift,
+                "facts": outcome.scores.facts,
+                "differences": [one.plain() for one in outcome.differences],
+            }
+            for outcome in outcomes
+        ],
+    }
+
+
+def made_of(opened, options) -> list[Any]:
+    """Edits with their matched no-ops, computed and not skipped."""
+    from functools import partial
+
+    from thalweg.editing import edit
+    from thalweg.evaluation.paired import Edit
+
+    measured_on = calibration(opened) if any(one.coefficient for one in options.values()) else None
+    return [
+        Edit(
+            name,
+            partial(edit, opened.model, one, calibration=measured_on),
+            partial(edit, opened.model, one.as_noop(), forced=True),
+            f"no-op of {one.as_noop().describe()}",
+        )
+        for name, one in options.items()
+    ]
+
+
+def calibration(opened) -> list[dict[str, Any]]:
+    """What a coefficient is measured on: the beginning of the shipped training text, which no default evaluation reads."""
+    import torch
+
+    from thalweg.data.tasks.austen import HELD_OUT, novels
+    from thalweg.data.text.tokenizer import token_ids
+    from thalweg.evaluation.perplexity import length_of
+
+    length = min(512, length_of(opened.model, None))
+    text = next(text for title, text in novels().items() if title != HELD_OUT)
+    ids = token_ids(opened.require_tokenizer(), text[: 32 * length])[: 4 * length]
+    device = next(opened.model.parameters()).device
+    return [{"input_ids": torch.tensor([ids[i : i + length]], device=device)} for i in range(0, len(ids), length)]
+
+
+def jobs_of(args, opened) -> list[Any]:
+    """What the arguments ask for, checked on this model. Raises: ThalwegError."""
+    from thalweg.data.tasks.text_file import decode, read_bytes
+    from thalweg.evaluation import documents_of, jobs
+    from thalweg.evaluation.lm_eval import preset
+
+    model, tokenizer = opened.model, opened.require_tokenizer()
+    found = []
+    asked = args.ruler or args.choices or args.tasks or args.preset
+    if args.text or not asked:
+        documents = documents_of(args.text).first(args.limit)
+        if opened.kind == "encoder":
+            if not args.edit:
+                raise InputError(
+                    f"{opened.name} is an encoder without a head: what edits do to its embeddings is evaluated; give --edit"
+                )
+            found.append(jobs.embedding_job(model, tokenizer, documents, batch_size=args.batch_size, seed=args.seed))
+        elif opened.kind == "masked-lm":
+            more = {"window": args.window, "seed": args.seed, "batch_size": args.batch_size}
+            found.append(jobs.masked_job(model, tokenizer, documents, **more))
+        else:
+            more = {"window": args.window, "stride": args.stride, "bos": False if args.no_bos else None}
+            found.append(jobs.text_job(model, tokenizer, documents, batch_size=args.batch_size, **more))
+    elif opened.kind != "decoder":
+        raise InputError(
+            f"{opened.name} is an encoder: --ruler, --choices, --tasks and --preset are for decoders; give --text"
+        )
+    if args.ruler:
+        text = None if args.haystack is None else decode(read_bytes(Path(args.haystack)), Path(args.haystack))
+        more = {"length": args.length, "count": args.samples, "seed": args.seed, "text": text}
+        haystack = None if text is None else "text"
+        found.append(
+            jobs.ruler_job(model, tokenizer, args.ruler, haystack=haystack, batch_size=args.batch_size, **more)
+        )
+    for path in args.choices:
+        more = {"shots": args.shots or 0, "seed": args.seed, "batch_size": args.batch_size}
+        found.append(jobs.choices_job(model, tokenizer, path, **more))
+    tasks: dict[str, int | None] = dict(preset(args.preset)) if args.preset else {}
+    tasks |= {name.strip(): args.shots for name in args.tasks.split(",")} if args.tasks else {}
+    if tasks:
+        more = {"include_path": args.include_path, "limit": args.limit, "window": args.window}
+        found.append(jobs.lm_eval_job(model, tokenizer, tasks, batch_size=args.batch_size, **more))
+    return found
+
+
+def _check(args) -> None:
+    """Raises: ThalwegError for arguments that no model could answer."""
+    from thalweg.evaluation.lm_eval import check_installed, preset
+    from thalweg.evaluation.ruler import names_of
+
+    if not args.model:
+        raise InputError("the model needs a name, got an empty one")
+    if args.preset:
+        preset(args.preset)
+    if args.tasks or args.preset:
+        check_installed()
+    if args.ruler:
+        names_of(args.ruler)
+    if args.include_path and not args.tasks:
+        raise InputError("--include-path is where tasks of --tasks are looked for; give --tasks too")
+
+
+def _default(model: str) -> Path:
+    return Path("evals") / f"{Path(model).name or 'model'}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _dtype(model) -> str:
+    return str(next(model.parameters()).dtype).removeprefix("torch.")
+
+
+class Steps:
+    """Progress as lines: one when a part begins to take long, then one every ten seconds."""
+
+    EVERY = 10.0
+
+    def __init__(self, tell):
+        self._tell, self._last = tell, time.monotonic()
+
+    def of(self, what: str):
+        def on_step(done: int, total: int) -> None:
+            now = time.monotonic()
+            if now - self._last >= self.EVERY or done == total:
+                self._last = now
+                self._tell(f"  {what}: {done:,} of {total:,}")
+
+        return on_step
+
+
+def cost_line(cost, passes: int, edits: int) -> str:
+    memory = f"about {cost.bytes / GIB:.1f} GiB of memory for weights and logits"
+    seconds = cost.seconds
+    took = "time not known before" if seconds != seconds else f"about {_time(seconds)}, from one timed pass"
+    runs = "1 run" if edits == 0 else f"{passes} runs (unedited, no-op, {edits} edit{'s' * (edits > 1)})"
+    return f"plan: {runs}, {took}, {memory}"
+
+
+def _time(seconds: float) -> str:
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 90
+        else f"{seconds / 60:.0f} min"
+        if seconds < 5400
+        else f"{seconds / 3600:.1f} h"
+    )
+
+
+def _task(scores, args) -> dict[str, Any]:
+    metrics = {}
+    for metric in scores.metrics:
+        found = scores.interval(metric.name, method=args.interval, seed=args.seed)
+        metrics[metric.name] = {
+            "value": found.estimate,
+            "unit": metric.unit,
+            "low": found.low,
+            "high": found.high,
+            "interval": found.words,
+            "null": metric.null,
+            "null_kind": metric.null_kind,
+        }
+    return {"rule": scores.rule, "n": len(scores.items), "facts": scores.facts, "metrics": metrics}
+
+
+def _print(found: dict[str, Any]) -> None:
+    from thalweg.reports.text import number
+
+    def between(row: dict[str, Any]) -> str:
+        return "" if row["low"] != row["low"] else f"{number(row['low'])} to {number(row['high'])}"
+
+    rows = [
+        {
+            "task": name,
+            "metric": metric,
+            "value": number(row["value"]),
+            "between": between(row),
+            "null": "" if row["null"] is None else f"{number(row['null'])} ({row['null_kind']})",
+            "n": task["n"],
+        }
+        for name, task in found["tasks"].items()
+        for metric, row in task["metrics"].items()
+    ]
+    for name, task in found["tasks"].items():
+        print(f"{name}: {task['rule']}")
+    heads = {"task": "task", "metric": "metric", "value": "value", "between": "95 % interval", "null": "null", "n": "n"}
+    table(rows, heads)
+    if found["edits"]:
+        _print_edits(found["edits"], number, between)
+    print(found["folder"])
+
+
+def _print_edits(edits, number, between) -> None:
+    rows = [
+        {
+            "edit": one["edit"],
+            "task": one["task"],
+            "metric": row["metric"],
+            "no-op": number(row["baseline"]),
+            "edited": number(row["edited"]),
+            "difference": number(row["difference"]),
+            "between": between(row),
+            "p": number(row["sign_flip_p"]),
+            "n": row["n"],
+        }
+        for one in edits
+        for row in one["differences"]
+    ]
+    heads = {name: name for name in ("edit", "task", "metric", "no-op", "edited", "difference")}
+    table(rows, {**heads, "between": "95 % interval", "p": "sign-flip p", "n": "n"})

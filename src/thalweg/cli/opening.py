@@ -1,0 +1,39 @@
+"""MODEL on the command line: what :func:`thalweg.capture.opening.open_model` takes, or the folder of a run."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from thalweg.capture.opening import Opened, open_model
+from thalweg.records.run import RunFolder
+
+
+def open_any(where: str, *, which: str = "best", quiet: bool = False, **options: Any) -> Opened:
+    """The model that ``where`` names. which: checkpoint, of a run (``best``, ``last``). options: of ``open_model``.
+
+    A run is opened as it was trained (dtype and backend are its own), with the tokenizer of its task, one of ours.
+    """
+    hush_bars(quiet)
+    return open_run(where, which) if RunFolder.is_run(where) else open_model(where, **options)
+
+
+def hush_bars(quiet: bool) -> None:
+    """Progress bars of transformers are for a terminal."""
+    from transformers.utils import logging
+
+    if quiet or not sys.stderr.isatty():
+        logging.disable_progress_bar()
+
+
+def open_run(where: str | Path, which: str) -> Opened:
+    """The decoder of a run. Raises: InputError, CheckpointError."""
+    from thalweg import data
+    from thalweg.training import load_decoder
+    from thalweg.training.config import from_table
+
+    config = from_table(RunFolder.open(where).config)
+    task = data.load(config.data, tokenizer=config.tokenizer, vocab_size=config.vocab_size)
+    model, _ = load_decoder(where, which)
+    return Opened(
+        model, task.tokenizer, str(Path(where)), "decoder", (f"{which} checkpoint of a run on {config.data}",)
+    )

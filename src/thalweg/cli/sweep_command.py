@@ -1,0 +1,211 @@
+"""``thalweg sweep``: every site by every scale, each beside its matched no-op, as one page."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from thalweg.cli import edit_flags
+from thalweg.cli.console import confirm_output, emit, say, table
+from thalweg.errors import ExitCode, InputError
+
+EXAMPLES = """examples:
+  thalweg sweep smollm2 --site value,attn,mlp --limit 4 --window 512 -o sweep.html
+  thalweg sweep smollm2 --site value --parallel 0,0.5,1.5 --perpendicular none --full --skip-first 1
+
+Without --parallel and --perpendicular: the published grid (11 and 9 scales). Every point is kept in NAME.jsonl beside the page as soon as
+it is computed, so Ctrl-C loses nothing: the same command goes on where it was. NAME.rows.jsonl holds the rows that the page is made from.
+
+Exit codes: 0 done; 2 cannot be opened, edited or scored; 5 a proof failed, or a no-op is none; 130 interrupted, what was finished is kept"""
+
+
+def configure(parser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="folder, GGUF file, name on a hub, model at hand, or a run")
+    parser.add_argument("--site", default="value,attention,mlp", help="sites, joined by commas (value,attention,mlp)")
+    parser.add_argument("--parallel", metavar="LIST", help="scales of the part along, or none (the 11 published ones)")
+    parser.add_argument("--perpendicular", metavar="LIST", help="scales of the part across, or none (the 9 published)")
+    edit_flags.add_edit(parser)
+    edit_flags.add_subject(parser)
+    parser.add_argument("-o", "--output", metavar="PAGE", help="page to write (sweep-MODEL.html)")
+    parser.add_argument("--overwrite", action="store_true", help="begin anew where there is a page or a record")
+
+
+def run(args) -> ExitCode:
+    from thalweg.editing import grid
+
+    points = grid(edit_flags.sites_of(args.site), scales_of(args), **edit_flags.common_options(args), seed=args.seed)
+    page = Path(args.output or f"sweep-{edit_flags.name_of(args.model)}.html")
+    if page.suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"the page must be called .html, got {page.name!r}")
+    confirm_output(str(page), args.overwrite)
+    record, kept = page.with_suffix(".jsonl"), page.with_suffix(".rows.jsonl")
+    if args.overwrite:
+        record.unlink(missing_ok=True)
+    opened = edit_flags.opened_of(args)
+    found = swept(args, opened, points, record)
+    rows = found.pop("rows")
+    rows.save(kept)
+    written(args, opened, found, rows, page)
+    found |= {"report": str(page), "record": str(record), "rows": str(kept)}
+    emit(found) if args.json else _print(found)
+    return ExitCode.OK
+
+
+def scales_of(args) -> dict[str, tuple[float, ...]]:
+    """Component -> scales. Raises: InputError."""
+    from thalweg.editing import PUBLISHED
+
+    found = {}
+    for component, published in PUBLISHED.items():
+        text = getattr(args, component)
+        if text is None:
+            found[component] = published
+        elif text.strip() != "none":
+            try:
+                found[component] = tuple(float(part) for part in text.split(","))
+            except ValueError:
+                raise InputError(f"--{component} takes numbers joined by commas, or none, got {text!r}") from None
+    return found
+
+
+def swept(args, opened, points, record: Path) -> dict[str, Any]:
+    """Evaluate every point; plain values, and the rows."""
+    from thalweg.cli.eval_command import cost_line
+    from thalweg.editing import edit, sweep
+    from thalweg.evaluation.jobs import cost_of
+
+    def tell(text: str) -> None:
+        say(text, quiet=args.quiet)
+
+    for options in {p.options.site: p.options for p in points}.values():  # refused before hours of passes
+        with edit(opened.model, options) as facts:
+            backend = facts.backend
+    job, documents = edit_flags.job_of(args, opened)
+    proof = edit_flags.proved(opened, documents[0].text)
+    tell(edit_flags.proof_line(proof))
+    tell(job.plan)
+    sites = {p.options.as_noop().describe() for p in points}
+    passes = 1 + len(sites) + sum(not p.options.is_identity for p in points)
+    tell(cost_line(cost_of(opened.model, [job], passes), passes, len(points)))
+    if record.exists():
+        tell(f"going on with {record}")
+    start = time.perf_counter()
+
+    def evaluate(role):
+        return next(iter(job.run(role, lambda row: None, lambda done, of: None).values()))
+
+    def on_point(done: int, of: int, point, result) -> None:
+        if result is not None:
+            first = result.differences[0]
+            tell(f"  {done} of {of}: {point.name}: {first.metric} {first.value:+.4g}")
+
+    subject = {
+        "model": opened.name,
+        "sha256": documents.sha256,
+        "job": job.plan,
+        "dtype": args.dtype,
+        "backend": backend,
+    }
+    done = sweep(opened.model, evaluate, points, record=record, subject=subject, on_point=on_point, seed=args.seed)
+    return {
+        "model": opened.name,
+        "notes": list(opened.notes),
+        "proof": proof,
+        "text": job.plan,
+        "backend": backend,
+        "seconds": time.perf_counter() - start,
+        "unedited": done.unedited.values(),
+        "n": len(done.unedited.items),
+        "points": done.table(),
+        "rows": done.measurements(model=opened.name),
+    }
+
+
+def written(args, opened, found: dict[str, Any], rows, page: Path) -> None:
+    """The page."""
+    from thalweg.records import provenance
+    from thalweg.reports.sweep import write_sweep_report
+    from thalweg.reports.text import number
+
+    passes = sum(point["seconds"] > 0 for point in found["points"])
+    facts = {
+        "model": "; ".join((opened.name, *opened.notes)),
+        "text": found["text"],
+        "unedited": ", ".join(f"{name} {number(value)}" for name, value in found["unedited"].items()),
+        "edits": "; ".join(dict.fromkeys(f"{p['site']}: {_where(p['edit'])}" for p in found["points"])),
+        "proof": edit_flags.proof_line(found["proof"]).removeprefix("proof: "),
+        "cost": f"{found['seconds']:.0f} s in this call, {passes} edited passes over the text (a record may hold earlier ones)",
+    }
+    write_sweep_report(
+        rows,
+        page,
+        title=f"{edit_flags.name_of(args.model)}: scales of its updates",
+        facts=facts,
+        limits=[
+            "Values: per query head, along the token's own value, what it reads of itself left alone, unless said otherwise above.",
+            "Residual sites: the raw stream before the addition is the reference, branch by branch.",
+            "Pieces of one text resemble each other more than documents do: an interval over them says nothing about other texts.",
+        ],
+        command=_command(args),
+        provenance=provenance.collect(),
+        citations=BIBTEX,
+    )
+
+
+BIBTEX = """@misc{he2026disentangling,
+  title = {Disentangling Representation Evolution in Transformers through Directional Decomposition},
+  author = {He, Shwai and Zhang, Haichao and Yan, Shen},
+  year = {2026},
+  eprint = {2609.15975},
+  archivePrefix = {arXiv}
+}"""
+
+
+def _where(edit: dict[str, Any]) -> str:
+    kept = {k: v for k, v in edit.items() if k not in ("site", "parallel", "perpendicular")}
+    return ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in kept.items()) or "all layers"
+
+
+def _command(args) -> str:
+    parts = [f"thalweg sweep {edit_flags.name_of(args.model)} --site {args.site}"]
+    for name in ("parallel", "perpendicular", "layers", "heads", "limit", "window", "backend"):
+        if getattr(args, name) is not None:
+            parts.append(f"--{name.replace('_', '-')} {getattr(args, name)}")
+    for name, default in (
+        ("skip_first", 0),
+        ("group", "head"),
+        ("reference", "stream"),
+        ("dtype", "float32"),
+        ("seed", 0),
+    ):
+        if getattr(args, name) != default:
+            parts.append(f"--{name.replace('_', '-')} {getattr(args, name)}")
+    if args.full:
+        parts.append("--full")
+    if args.text:
+        parts.append(f"--text {Path(args.text).name}")
+    return " ".join(parts)
+
+
+def _print(found: dict[str, Any]) -> None:
+    from thalweg.reports.sweep import DRAWN
+    from thalweg.reports.symlog import between
+    from thalweg.reports.text import number
+
+    metrics = found["points"][0]["metrics"]
+    metric = next((name for name in DRAWN if name in metrics), next(iter(metrics)))
+    rows = []
+    for point in found["points"]:
+        one = point["metrics"][metric]
+        rows.append(
+            {
+                "site": point["site"],
+                "part": point["component"],
+                "scale": f"{point['scale']:g}",
+                "value": number(one["edited"]),
+                "change": number(one["difference"]),
+                "between": between(one["low"], one["high"]),
+            }
+        )
+    heads = {"site": "site", "part": "part", "scale": "scale", "value": metric.replace("_", " ")}
+    table(rows, {**heads, "change": "change", "between": "95 % interval"})
+    print(found["report"])

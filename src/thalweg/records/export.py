@@ -1,0 +1,42 @@
+"""Measurements in the formats of other programs."""
+
+import io
+from pathlib import Path
+
+from thalweg.errors import InputError, MissingExtraError
+from thalweg.records.files import atomic_write_bytes
+from thalweg.records.measurements import Measurements
+
+FORMATS = (".jsonl", ".parquet", ".csv")
+
+
+def check_format(path: str | Path) -> Path:
+    """The path. Raises: InputError for an ending that is not one of ``FORMATS``."""
+    found = Path(path)
+    if found.suffix.lower() not in FORMATS:
+        raise InputError(f"{path} must end in {', '.join(FORMATS)}; that says how it is written")
+    return found
+
+
+def export(rows: Measurements, path: str | Path) -> None:
+    """Write the rows, all of them or nothing: JSON lines, or a table with one column for each field, ``stream`` as text.
+
+    Raises: InputError for another ending or a place that cannot be written; MissingExtraError without pandas or pyarrow.
+    """
+    found = check_format(path)
+    kind = found.suffix.lower()
+    if kind == ".jsonl":
+        rows.save(found)
+        return
+    table, buffer = rows.to_pandas(), io.BytesIO()
+    table["stream"] = table["stream"].map(lambda stream: None if stream is None or stream != stream else str(stream))
+    if kind == ".csv":
+        table.to_csv(buffer, index=False)
+    else:
+        for name in ("layer", "head", "step", "n", "seed"):
+            table[name] = table[name].astype("Int64")
+        try:
+            table.to_parquet(buffer, index=False)
+        except ImportError:
+            raise MissingExtraError("pyarrow (for parquet)", "data") from None
+    atomic_write_bytes(found, buffer.getvalue())

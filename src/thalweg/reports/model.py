@@ -1,0 +1,270 @@
+"""The report of a measured model: how its layers write to the stream, and what becomes of the stream, from rows alone."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thalweg.errors import InputError
+from thalweg.records.measurements import Measurement, Measurements
+from thalweg.reports import page
+from thalweg.reports.figures import Figure, Line, heat, lines
+from thalweg.reports.tables import Table
+from thalweg.reports.text import counted, number, words
+
+PROOF = "capture_error"
+BRANCHES = {"attention": "attention", "feed_forward": "feed-forward", "layer": "whole layer"}
+MEANING = (
+    "Every update that a sublayer adds to the residual stream is split, token by token, into its part along the stream before the addition and "
+    "the rest. Values are means over tokens; bands are intervals over {units}. Dashed: what the measure gives where there is nothing to find."
+)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure: its measure, title, what stands on the axis, what a reader should know."""
+
+    measure: str
+    title: str
+    axis: str
+    caption: str
+    log: bool = False
+    of_updates: bool = False
+
+
+UPDATES = (
+    Drawn(
+        "parallel_coefficient",
+        "Update along the stream",
+        "coefficient",
+        "In units of the stream: -1 removes it, above 0 strengthens it. Of a whole layer: both updates together, along its input.",
+        of_updates=True,
+    ),
+    Drawn(
+        "parallel_fraction",
+        "Share of the update along the stream",
+        "|cos| of update and stream",
+        "Not its square (the energy share), nor the ratio of the two parts; both stand in the rows.",
+        of_updates=True,
+    ),
+    Drawn("token_relative_update", "Size of the updates", "update / stream", "Ratio of norms, token by token.", True, True),
+    Drawn("update_angle", "Angle between update and stream", "degrees", "90: across. Above 90 the update shrinks the stream.", of_updates=True),
+)  # fmt: skip
+STATES = (
+    Drawn("rms", "Size of the stream", "root mean square", "Of the state that enters each sublayer; last: before the final norm.", log=True),
+    Drawn(
+        "layer_drop_cosine",
+        "What leaving out a layer would turn",
+        "cos of the stream before and after",
+        "1: the layer turns nothing, as far as the stream itself tells; what that costs in loss is another question.",
+        of_updates=True,
+    ),
+    Drawn("entered_cosine", "Direction kept from the embedding", "cosine", "Of each state with the state that enters the first layer."),
+    Drawn("anisotropy", "Anisotropy", "mean cosine of two tokens", "1: all tokens point the same way."),
+    Drawn(
+        "pooled_effective_rank.without_first",
+        "Effective rank, first tokens left out",
+        "share of the largest possible",
+        "Entropy of the singular values of all tokens' states; the first token, a sink in many models, would hide the others.",
+    ),
+    Drawn(
+        "outlier_channels.share",
+        "Outlier channels",
+        "share of the energy in the 4 largest channels",
+        "Quantisation suffers from them.",
+    ),
+    Drawn(
+        "first_token.ratio", "The first token", "its norm over the mean norm", "Far above 1: a sink.", log=True
+    ),
+)  # fmt: skip
+HEADS = (
+    Drawn("value_fraction", "What heads read, along the token's own value", "head", "|cos| of a head's output and the own value."),
+    Drawn("own_weight", "Attention to oneself", "head", "Mean weight of a token on itself."),
+)  # fmt: skip
+MOST_ROWS = 40  # layers of a heat map that are drawn
+
+
+def write_model_report(
+    rows: Measurements,
+    path: str | Path,
+    *,
+    title: str,
+    facts: Mapping[str, str],
+    limits: Sequence[str] = (),
+    command: str = "",
+    provenance: Mapping[str, Any] | None = None,
+    citations: Sequence[str] = (),
+) -> Path:
+    """Write the page of :func:`thalweg.measure`. Raises: InputError for rows of something else; for a full disk."""
+    proof = next((row for row in rows if row.measure == PROOF), None)
+    if proof is None:
+        raise InputError(f"these rows are not of a measured model: there is no row {PROOF!r}")
+    proved = math.isfinite(proof.value)
+    return page.write(
+        path,
+        "model.html",
+        title=title,
+        proved=proved,
+        proof=_proof(proof),
+        meaning=MEANING.format(units=_units(rows)),
+        facts=dict(facts),
+        extremes=extremes(rows),
+        updates=drawn(rows, UPDATES),
+        states=drawn(rows, STATES),
+        heads=[f for d in HEADS if (f := by_head(rows, d)) is not None],
+        likeness=[f for f in (pairs(rows, "linear_cka"), pairs(rows, "layer_cosine")) if f is not None],
+        limits=[*limits] or ["None recorded."],
+        command=command,
+        provenance={k.replace("_", " "): words(v) for k, v in (provenance or {}).items() if v is not None},
+        citations="\n\n".join(citations),
+    )
+
+
+def _proof(row: Measurement) -> str:
+    if not math.isfinite(row.value):
+        return f"NOT VERIFIED: the capture could not be proved ({row.null_kind.removeprefix('not verified: ')}). Do not rely on these numbers."
+    where = f", at {row.site}" if row.value > 0 and row.site else ""
+    return (
+        f"The capture is proved: replayed on {counted(row.n or 0, 'token')}, every addition gives the next state, and the last state the "
+        f"model's own output, with a relative error of at most {number(row.value)}{where} (allowed {number(row.null)}, {row.dtype})."
+    )
+
+
+def _units(rows: Measurements) -> str:
+    said = next((row.interval for row in rows if "over" in row.interval), "")
+    return said.partition(" over ")[2].partition(" of ")[0] or "documents"
+
+
+def drawn(rows: Measurements, wanted: Sequence[Drawn]) -> list[Figure]:
+    """A figure for each measure that was taken."""
+    found = []
+    for one in wanted:
+        if curves := curves_of(rows, one):
+            every = [*curves, *_null(rows, one.measure, curves)]
+            found.append(lines(one.title, every, x_label="layer", y_label=one.axis, caption=one.caption, log_y=one.log))
+    return found
+
+
+def curves_of(rows: Measurements, one: Drawn) -> list[Line]:
+    """The curves of a measure, empty where it was not taken."""
+    return by_branch(rows, one.measure) if one.of_updates else of_states(rows, one.measure)
+
+
+def by_branch(rows: Measurements, measure: str) -> list[Line]:
+    """A curve for each kind of sublayer (what it returned), and for whole layers (their step)."""
+    taken = {f"{measure}.raw": False, f"{measure}.step": True, measure: True}
+    chosen = [r for r in rows if r.branch and taken.get(r.measure) == (r.branch == "layer") and r.layer is not None]
+    by_kind: dict[str, list[Measurement]] = {}
+    for row in chosen:
+        by_kind.setdefault(row.branch, []).append(row)
+    return [
+        _line(BRANCHES.get(kind, kind), [float(r.layer or 0) for r in found], found, look)
+        for look, (kind, found) in enumerate(by_kind.items())
+    ]
+
+
+def of_states(rows: Measurements, measure: str) -> list[Line]:
+    """One curve over the places of the stream; the sublayers of a layer share its step of the axis."""
+    chosen = [r for r in rows if r.measure == measure and r.layer is not None and r.head is None]
+    if not chosen:
+        return []
+    kinds = list(dict.fromkeys(row.branch for row in chosen if row.branch))
+    places = [(row.layer or 0) + (kinds.index(row.branch) / len(kinds) if row.branch else 0.0) for row in chosen]
+    return [_line("stream", places, chosen, 0)]
+
+
+def _line(label: str, x: Sequence[float], rows: Sequence[Measurement], look: int) -> Line:
+    return Line(label, x, [r.value for r in rows], look=look, low=[r.low for r in rows], high=[r.high for r in rows])
+
+
+def _null(rows: Measurements, measure: str, curves: Sequence[Line]) -> list[Line]:
+    chosen = [
+        r
+        for r in rows
+        if r.measure.removesuffix(".raw").removesuffix(".step") == measure and r.null is not None and r.head is None
+    ]
+    if not chosen:
+        return []
+    last = max(x for curve in curves for x in curve.x)
+    values = {r.null for r in chosen}
+    if len(values) == 1:
+        only = values.pop()
+        return [Line(f"null: {chosen[0].null_kind}", [0.0, last], [only or 0.0] * 2, kind="null")]
+    return [
+        Line(
+            f"null: {chosen[0].null_kind}",
+            [float(r.layer or 0) for r in chosen],
+            [r.null or 0.0 for r in chosen],
+            kind="null",
+        )
+    ]
+
+
+def by_head(rows: Measurements, one: Drawn) -> Figure | None:
+    """Layers down, heads across."""
+    chosen = [r for r in rows if r.measure == one.measure and r.head is not None and r.layer is not None]
+    if not chosen:
+        return None
+    layers, heads = (
+        sorted({r.layer for r in chosen if r.layer is not None}),
+        sorted({r.head for r in chosen if r.head is not None}),
+    )
+    value = {(r.layer, r.head): r.value for r in chosen}
+    null = next((r.null for r in chosen if r.null is not None), None)
+    beside = f" Null (random direction): {number(null)}." if null is not None else ""
+    shown = layers[:: max(1, math.ceil(len(layers) / MOST_ROWS))]
+    caption = f"{one.caption}{beside}" + ("" if len(shown) == len(layers) else " Not every layer is drawn.")
+    table = [[value.get((layer, head), math.nan) for head in heads] for layer in shown]
+    return heat(
+        one.title, [f"head {h}" for h in heads], [f"layer {i}" for i in shown], table, x_label=one.axis, caption=caption
+    )
+
+
+LIKENESS = {
+    "linear_cka": (
+        "Likeness of states: linear CKA",
+        "Unbiased estimate on a sample of tokens, 1: alike up to a rotation and a scale; null 0.",
+    ),
+    "layer_cosine": ("Likeness of states: cosine", "Mean cosine of the same token's states at two places; null 0."),
+}
+
+
+def pairs(rows: Measurements, measure: str) -> Figure | None:
+    """Every two places of the stream."""
+    chosen = {tuple(r.site.split(":")): r.value for r in rows if r.measure == measure and r.site.count(":") == 1}
+    if not chosen:
+        return None
+    names = list(dict.fromkeys(name for pair in chosen for name in pair))
+    every = {(name, name): 1.0 for name in names} | chosen | {(b, a): v for (a, b), v in chosen.items()}
+    shown = names[:: max(1, math.ceil(len(names) / MOST_ROWS))]
+    title, caption = LIKENESS[measure]
+    table = [[every.get((a, b), math.nan) for b in shown] for a in shown]
+    return heat(title, [_short(n) for n in shown], [_short(n) for n in shown], table, x_label="place", caption=caption)
+
+
+def _short(name: str) -> str:
+    """``layers.3.attention`` -> ``3``."""
+    parts = name.split(".")
+    return next((p for p in parts if p.isdecimal()), parts[-1])
+
+
+def extremes(rows: Measurements) -> Table:
+    """The layers that stand out, one line for each measure and kind of sublayer."""
+    found = []
+    for one in (*UPDATES, *STATES):
+        for curve in curves_of(rows, one):
+            points = [(y, x) for x, y in zip(curve.x, curve.y, strict=True) if math.isfinite(y)]
+            if points:
+                middle = sorted(y for y, _ in points)[len(points) // 2]
+                low, high = min(points), max(points)
+                found.append(
+                    (
+                        one.title,
+                        curve.label,
+                        number(middle),
+                        *(f"{number(y)} in layer {int(x)}" for y, x in (low, high)),
+                    )
+                )
+    note = "Middle: the median over layers."
+    return Table(("measure", "of", "middle", "lowest", "highest"), found, note)

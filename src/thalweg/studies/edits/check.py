@@ -1,0 +1,50 @@
+"""Whether a plan of edits can decide anything: documents, margins, simulated power."""
+
+from thalweg.studies.check import Check, powers_of, underpowered
+from thalweg.studies.edits.plan import EditPlan
+
+LEAST_DOCUMENTS = 20
+
+
+def check(plan: EditPlan, scale: str, simulations: int = 20_000) -> Check:
+    """Examine ``plan`` at ``scale``.
+
+    A confirmatory plan needs at least 20 documents, a correction when it has several primary hypotheses, and simulated power of 0.8 for
+    every primary hypothesis at its expected effect. Hypotheses over layers are secondary and have no power: layers of one model are no sample.
+    """
+    chosen, hypotheses = plan.at(scale), plan.hypotheses_at(scale)
+    over_documents = [h for h in hypotheses if not h.against]
+    powers = powers_of(plan, over_documents, chosen.documents, simulations) if chosen.documents > 1 else ()
+    problems, remarks = underpowered(powers, chosen.kind)
+    if not hypotheses:
+        problems.append("no hypothesis has all its arms at this scale")
+    if any(h.against for h in hypotheses) and not chosen.audit:
+        problems.append("hypotheses over layers need audited documents; set audit")
+    primary = [h for h in hypotheses if h.primary]
+    if chosen.kind == "confirmatory":
+        if chosen.documents < LEAST_DOCUMENTS:
+            problems.append(
+                f"a confirmatory plan of edits needs at least {LEAST_DOCUMENTS} documents, got {chosen.documents}"
+            )
+        if plan.multiplicity == "none" and len(primary) > 1:
+            problems.append(
+                f"{len(primary)} primary hypotheses need a correction; set multiplicity to holm or bonferroni"
+            )
+        if not primary:
+            problems.append("a confirmatory plan needs a primary hypothesis")
+    remarks.append(
+        {
+            "confirmatory": "documents of one text resemble each other: an interval over them says nothing about other texts",
+            "exploratory": "exploratory: nothing can be supported",
+            "demo": "demo: too small to judge",
+        }[chosen.kind]
+    )
+    if plan.text.evaluation == "likelihood" and any(t % plan.text.buckets for t in _lengths(plan, scale)):
+        problems.append(f"tokens must be a multiple of buckets ({plan.text.buckets})")
+    identities = {(plan.subject_of(plan.edits[a].family), plan.edits[a].identity) for a in plan.arms_at(scale)}
+    return Check(scale, chosen.kind, len(identities), 0, powers, tuple(problems), tuple(remarks))
+
+
+def _lengths(plan: EditPlan, scale: str) -> list[int]:
+    chosen = plan.at(scale)
+    return [plan.arms[name].tokens or chosen.tokens for name in plan.arms if not chosen.arms or name in chosen.arms]

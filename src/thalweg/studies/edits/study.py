@@ -1,0 +1,223 @@
+"""Running a study of edits: what is missing, edit by edit, resumable at any moment."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from thalweg.errors import InputError
+from thalweg.records import provenance
+from thalweg.studies import locking as locks
+from thalweg.studies.edits import store as records
+from thalweg.studies.edits.observe import Found, noop_of, trials
+from thalweg.studies.edits.plan import EditArm, EditPlan
+from thalweg.studies.edits.store import EditRecord
+from thalweg.studies.edits.subjects import label_of, resolved
+from thalweg.studies.edits.texts import Reading, reading
+from thalweg.studies.judging import StudyVerdict, rule
+from thalweg.studies.plan import digest, load
+from thalweg.studies.store import Store
+
+Say = Callable[[str], None]
+FOLDER = "edits"  # of the records, inside that of the runs
+
+
+@dataclass(frozen=True)
+class Group:
+    """One subject on one text: what one record holds."""
+
+    subject: str
+    label: str
+    tables: dict[str, Any]  # of subject, text and evaluation
+    reading: Reading
+    arms: tuple[EditArm, ...]
+
+    @property
+    def fingerprint(self) -> str:
+        return digest(self.tables)
+
+
+class EditStudy:
+    """A plan of edits at a scale with its records; as :class:`thalweg.studies.runner.Study`.
+
+    records: folder of committed records (default: ``records/`` beside the plan; edits lie in ``edits/`` inside). workspace: folder of the run
+    folders of subjects that are trained here, not committed.
+    """
+
+    counts = "edits"
+
+    def __init__(
+        self,
+        plan_path: str | Path,
+        scale: str,
+        *,
+        records: str | Path | None = None,
+        workspace: str | Path = "runs/studies",
+    ):
+        self.path = Path(plan_path)
+        plan = load(self.path)
+        if not isinstance(plan, EditPlan):
+            raise InputError(f"{self.path.name} is a plan of training runs; open it with studies.study")
+        self.plan: EditPlan = plan
+        self.scale_name, self.scale = scale, plan.at(scale)
+        self.store = Store(records if records is not None else self.path.parent / "records")
+        self.workspace = Path(workspace)
+        self.arms = {name: plan.edits[name] for name in plan.arms_at(scale)}
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """Subjects and texts. Raises: InputError for a text that is not there or too short."""
+        return _groups(self.plan, self.scale_name)
+
+    def lock_tables(self) -> dict[str, dict]:
+        """What the lock hashes: every edit, every subject as far as it is known before it is opened, and the text."""
+        tables: dict[str, dict] = {}
+        for i, group in enumerate(self.groups):
+            tables[f"group {i}"] = {"fingerprint": group.fingerprint, **group.tables}
+            tables |= {arm.name: {"edit": arm.options.plain(), "noop": arm.noop, "group": i} for arm in group.arms}
+        return tables
+
+    def record(self, group: Group) -> EditRecord | None:
+        """What was finished of a group. Raises: CheckpointError for a broken record."""
+        return records.find(self.store.folder / FOLDER, group.label, group.fingerprint)
+
+    def records(self) -> dict[str, Found]:
+        """Arm -> what its record holds, of those that are complete with their no-op."""
+        found: dict[str, Found] = {}
+        for group in self.groups:
+            record = self.record(group)
+            if record is None or "unedited" not in record.rows:
+                continue
+            for arm in group.arms:
+                row = record.rows.get(arm.identity)
+                noop = record.rows.get(self.plan.edits[noop_of(self.plan, arm.name)].identity)
+                if row is not None and noop is not None:
+                    found[arm.name] = Found(row, noop, record.rows["unedited"], record)
+        return found
+
+    def missing(self) -> list[EditArm]:
+        """Edits to come, in the order in which they run: those that primary hypotheses rest on first, no-ops before all."""
+        found: list[EditArm] = []
+        for group in self.groups:
+            found += self.missing_of(group, self.record(group))
+        return found
+
+    def missing_of(self, group: Group, record: EditRecord | None) -> list[EditArm]:
+        """Of one group."""
+        hypotheses = sorted(self.plan.hypotheses_at(self.scale_name), key=lambda h: not h.primary)
+        first = {name: i for i, name in reversed([*enumerate(n for h in hypotheses for n in self.plan.named_by(h))])}
+        done = set(record.rows) if record is not None else set()
+        waiting = {arm.identity: arm for arm in group.arms if arm.identity not in done}
+        names = {arm.identity: [a.name for a in group.arms if a.identity == arm.identity] for arm in waiting.values()}
+
+        def rank(arm: EditArm) -> tuple[bool, int]:
+            return not arm.noop, min(first.get(name, len(first)) for name in names[arm.identity])
+
+        return sorted(waiting.values(), key=rank)
+
+    def rates(self) -> dict[str, float | None]:
+        """None: nothing is tuned."""
+        return {}
+
+    def progress(self) -> tuple[int, int]:
+        """Edits done, and in all; the same edit in other words counts once."""
+        wanted = sum(len({arm.identity for arm in group.arms}) for group in self.groups)
+        return wanted - len(self.missing()), wanted
+
+    def judge(self, void: list[str]) -> StudyVerdict:
+        """The verdict by rule, from the records alone."""
+        found = trials(self.plan, self.scale_name, self.records())
+        units = self.scale.documents
+        return rule(self.plan, self.scale_name, self.scale.kind, found, units, sample="document", void=void)
+
+
+def _groups(plan: EditPlan, scale: str) -> list[Group]:
+    """Subjects and texts, with the arms that share them."""
+    found: dict[str, tuple[str, dict[str, Any], Reading, list[EditArm]]] = {}
+    for family, arms in plan.members.items():
+        if plan.at(scale).arms and family not in plan.at(scale).arms:
+            continue
+        subject, text = plan.subject_of(family), reading(plan, scale, family)
+        evaluation = {"kind": plan.text.evaluation, "buckets": plan.text.buckets, "audit": plan.at(scale).audit}
+        tables = {"subject": resolved(plan, scale, subject), "text": text.facts, "evaluation": evaluation}
+        found.setdefault(digest(tables), (subject, tables, text, []))[3].extend(arms)
+    return [Group(s, label_of(plan, scale, s), tables, text, tuple(arms)) for s, tables, text, arms in found.values()]
+
+
+def run_edits(
+    study: EditStudy, *, jobs: int = 1, say: Say = lambda line: None, limit: int | None = None, on_event=None
+) -> int:
+    """Compute what is missing, one edit after the other; returns the number of edits finished now.
+
+    A locked plan is checked against its lock first. Every edit is written when it is complete, so that the same command goes on after any
+    stop. limit: stop after so many edits. Raises: InputError if the plan is not locked or was changed, or for a record of other weights.
+    """
+    changed = locks.differences(
+        study.plan, study.scale_name, study.lock_tables(), locks.read(study.path, study.scale_name)
+    )
+    if changed:
+        raise InputError(f"{study.path.name}: {'; '.join(changed)}; a changed plan needs a new name and a new lock")
+    if jobs != 1:
+        raise InputError(
+            f"a study of edits runs one edit after the other on its one model, got jobs {jobs}; leave it out"
+        )
+    import torch
+
+    threads, done = torch.get_num_threads(), 0
+    torch.set_num_threads(study.plan.threads)
+    try:
+        for group in study.groups:
+            record = study.record(group)
+            pending = study.missing_of(group, record)
+            if (pending or record is None) and (limit is None or done < limit):
+                done += _run_group(
+                    study, group, record, pending[: None if limit is None else limit - done], say, on_event
+                )
+    finally:
+        torch.set_num_threads(threads)
+    return done
+
+
+def _run_group(
+    study: EditStudy, group: Group, record: EditRecord | None, pending: list[EditArm], say: Say, on_event
+) -> int:
+    from thalweg.studies.edits.measuring import Bench
+    from thalweg.studies.edits.subjects import open_subject
+
+    plan, scale = study.plan, study.scale_name
+    subject = open_subject(plan, scale, group.subject, study.store, study.workspace, on_event)
+    bench = Bench.of(subject, group.reading, plan.text.evaluation, plan.text.buckets, study.scale.audit)
+    facts = {"tokens": bench.tokens, "documents": [d.name for d in group.reading.documents], **subject.facts}
+    path = records.path_of(study.store.folder / FOLDER, group.label, group.fingerprint)
+    if record is None:
+        machine = provenance.collect()
+        versions = machine.pop("versions")
+        facts["notes"] = list(subject.notes)
+        record = EditRecord(group.fingerprint, facts=facts, versions=versions, provenance=machine, **group.tables)
+        say(f"{group.subject}: unedited, {len(facts['documents'])} documents of {group.reading.tokens} tokens")
+        record.rows["unedited"] = bench.unedited()
+        records.write(path, record)
+    elif differ := records.conflicts(record, facts):
+        raise InputError(
+            f"{path} was made with another subject: its {', '.join(differ)} differ from what was opened now; restore that subject, or "
+            "remove the record and run the study anew"
+        )
+    elsewhere = changed_machine(record)
+    for i, arm in enumerate(pending, 1):
+        noop = plan.edits[noop_of(plan, arm.name)]
+        row = bench.edited(arm, noop, record.rows["unedited"])
+        row = dataclasses.replace(row, notes=(*row.notes, *elsewhere))
+        record.rows[arm.identity] = row
+        records.write(path, record)
+        say(f"{group.subject}: {arm.name} ({i} of {len(pending)}, {row.seconds:.0f} s)")
+    return len(pending)
+
+
+def changed_machine(record: EditRecord) -> list[str]:
+    """One line where versions or machine are not those that a record was begun with."""
+    machine = provenance.collect()
+    then = {**record.provenance, "versions": record.versions}
+    names = [name for name in provenance.BITWISE if name in then and machine.get(name) != then[name]]
+    return [f"gone on with another {', '.join(names)} than the record was begun with"] if names else []

@@ -1,0 +1,110 @@
+"""The models of a study of edits: opened, or trained first, and fingerprinted."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from thalweg import config
+from thalweg.capture import at_hand
+from thalweg.errors import InputError
+from thalweg.studies.edits.plan import EditPlan, Subject
+from thalweg.studies.resolve import fingerprint
+from thalweg.studies.store import Store
+from thalweg.training.config import TrainConfig, from_table
+
+
+@dataclass(frozen=True)
+class OpenSubject:
+    """A model that can be edited, its tokenizer, and what a record says of both."""
+
+    model: nn.Module
+    tokenizer: Any
+    facts: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+def recipe(plan: EditPlan, scale: str, name: str) -> TrainConfig | None:
+    """How a subject is trained; None for one that is opened. Raises: InputError naming the subject."""
+    subject, chosen = plan.subject[name], plan.at(scale)
+    if not subject.train or name in chosen.models:
+        return None
+    try:
+        return from_table(config.merge(subject.train, chosen.train))
+    except InputError as error:
+        raise InputError(f"subject {name}: {error}") from error
+
+
+def resolved(plan: EditPlan, scale: str, name: str) -> dict[str, Any]:
+    """What decides the weights of a subject, as far as it is known before it is opened: for the lock and the fingerprint."""
+    subject, made = plan.subject[name], recipe(plan, scale, name)
+    common = {"dtype": subject.dtype, "backend": subject.backend}
+    if made is not None:
+        return {"train": config.to_plain(made), "run": fingerprint(made), **common}
+    where = plan.at(scale).models.get(name, subject.model)
+    known = at_hand.MODELS.get(where)
+    return {"model": where, **({"sha256": known.sha256} if known else {}), **common}
+
+
+def label_of(plan: EditPlan, scale: str, name: str) -> str:
+    """For the name of a record: the model's, with what a file name cannot hold taken out."""
+    made = recipe(plan, scale, name)
+    where = made.connection if made else plan.at(scale).models.get(name, plan.subject[name].model)
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(where).name) or name
+
+
+def open_subject(plan: EditPlan, scale: str, name: str, store: Store, workspace: Path, on_event=None) -> OpenSubject:
+    """Open a subject, training it first if its run is not there yet. Raises: what opening and training raise."""
+    subject, made = plan.subject[name], recipe(plan, scale, name)
+    model, tokenizer, notes = (
+        _opened(subject, plan.at(scale).models.get(name, subject.model))
+        if made is None
+        else _trained(made, store, workspace, on_event)
+    )
+    facts = {
+        "weights": weights_digest(model),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "backend": getattr(getattr(model, "config", None), "_attn_implementation", None) or "thalweg",
+    }
+    return OpenSubject(model, tokenizer, facts, notes)
+
+
+def _opened(subject: Subject, where: str) -> tuple[nn.Module, Any, tuple[str, ...]]:
+    from thalweg.capture.opening import open_model
+
+    opened = open_model(where, dtype=subject.dtype, backend=subject.backend or None)
+    return opened.model, opened.require_tokenizer(), opened.notes
+
+
+def _trained(made: TrainConfig, store: Store, workspace: Path, on_event) -> tuple[nn.Module, Any, tuple[str, ...]]:
+    from thalweg import data
+    from thalweg.records.run import RunFolder
+    from thalweg.training import train
+    from thalweg.training.engine import load_decoder
+
+    mark = fingerprint(made)
+    folder = workspace / store.path(mark, made.connection, made.seed).stem
+    if not (RunFolder.is_run(folder) and RunFolder.open(folder).status in ("done", "diverged")):
+        train(made, folder, resume=RunFolder.is_run(folder), on_event=on_event)
+    run = RunFolder.open(folder)
+    if run.status != "done":
+        raise InputError(
+            f"the subject {made.connection} ended as {run.status}, so there is nothing to edit; the same command goes on"
+        )
+    if store.find(mark, made.connection, made.seed) is None:
+        store.keep(run, mark, made.connection, made.seed)
+    task = data.load(made.data, tokenizer=made.tokenizer, vocab_size=made.vocab_size)
+    model, _ = load_decoder(folder, "last")
+    return model, getattr(task, "tokenizer", None), (f"trained here: {folder.name}", *run.notes)
+
+
+def weights_digest(model: nn.Module) -> str:
+    """SHA-256 of all weights and their names."""
+    digest = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

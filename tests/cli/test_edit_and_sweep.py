@@ -1,0 +1,196 @@
+"""``thalweg edit`` and ``thalweg sweep`` from the shell: scores, audits, generation, pages, records, refusals."""
+
+import json
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from thalweg.cli import main
+from thalweg.records import Measurements
+
+SIZES = {
+    "vocab_size": 260,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+TEXT = "It was the year of the flood, and the river had come up to the third step.\f" * 4
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a byte, and three special ones."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = {"<s>": 0, "</s>": 1, "<mask>": 2, **{c: i + 3 for i, c in enumerate(alphabet)}}
+    inner = Tokenizer(models.BPE(words, []))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, bos_token="<s>", eos_token="</s>", pad_token="</s>", mask_token="<mask>"
+    )
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("llama") / "tiny"
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=2))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(6)
+    model.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "flood.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def call(*arguments, code=0):
+    assert main(list(map(str, arguments))) == code
+
+
+def test_an_edit_is_scored_beside_its_no_op_and_audited(llama, text, capsys):
+    call("edit", llama, "--site", "value", "--parallel", 0, "--text", text, "--audit", "--json", "--skip-first", 1)
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    assert found["edit"] == {
+        "site": "value",
+        "parallel": 0.0,
+        "perpendicular": 1.0,
+        "skip_first": 1,
+        "exclude_self": True,
+    }
+    assert found["sites"] == ["layers.1.attention"] and found["backend"] == "sdpa" and found["route"] == "tap"
+    assert found["proof"]["worst"] <= found["proof"]["tolerance"] and found["drift"] < 1e-6 and found["n"] == 4
+    loss = next(one for one in found["differences"] if one["metric"] == "loss")
+    assert loss["difference"] == pytest.approx(loss["edited"] - loss["baseline"]) and loss["difference"] != 0
+    assert {row["measure"] for row in found["audit"]} >= {"applied.norm_ratio", "effective_diagonal.exclude_self"}
+    assert "proof: the stream of llama (by family)" in printed.err and "layers: 1 of 2" in printed.err
+    call("edit", llama, "--text", text, "--site", "attn", "--parallel", 0.5, "--quiet")
+    printed = capsys.readouterr()
+    assert printed.out.startswith("metric\tno-op\tedited") and not printed.err
+
+
+def test_an_edit_goes_on_from_a_prompt_and_a_coefficient_is_measured_first(llama, capsys):
+    call("edit", llama, "--parallel", "-4", "--generate", "The river", "--tokens", 6, "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert found["prompt"] == "The river" and found["edited"] != found["unedited"]
+    call(
+        "edit",
+        llama,
+        "--coefficient",
+        "layer_mean",
+        "--site",
+        "mlp",
+        "--generate",
+        "The river",
+        "--tokens",
+        3,
+        "--quiet",
+    )
+    assert capsys.readouterr().out.startswith("unedited: The river")
+
+
+def test_a_sweep_is_a_page_rows_and_a_record_that_is_gone_on_with(llama, text, tmp_path, capsys):
+    page = tmp_path / "sweep.html"
+    arguments = (
+        "sweep",
+        llama,
+        "--site",
+        "value,attn",
+        "--parallel",
+        "0,1,1.5",
+        "--perpendicular",
+        "0.5",
+        "--text",
+        text,
+        "-o",
+        page,
+    )
+    call(*arguments, "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["points"]) == 2 * 4 and found["n"] == 4
+    assert "Values: what heads read" in page.read_text() and "thalweg sweep tiny --site value,attn" in page.read_text()
+    rows = Measurements.load(tmp_path / "sweep.rows.jsonl")
+    assert len(rows.where(measure="difference.loss", site="attention", branch="parallel")) == 3
+    record = tmp_path / "sweep.jsonl"
+    before = record.read_text()
+    call(*arguments, code=2)
+    assert "exists" in capsys.readouterr().err
+    page.unlink()
+    call(*arguments)
+    printed = capsys.readouterr()
+    assert "going on with" in printed.err and record.read_text() == before
+    assert printed.out.splitlines()[0] == "site\tpart\tscale\tword perplexity\tchange\t95 % interval"
+    call(*arguments, "--overwrite", "--quiet")
+    assert record.read_text() != "" and capsys.readouterr().err == ""
+
+
+def test_an_encoder_with_a_head_is_swept_by_its_masked_loss(text, tmp_path, capsys):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        BertForMaskedLM(BertConfig(**SIZES)).save_pretrained(tmp_path / "bert")
+    byte_tokenizer().save_pretrained(tmp_path / "bert")
+    page = tmp_path / "bert.html"
+    call(
+        "sweep",
+        tmp_path / "bert",
+        "--site",
+        "mlp",
+        "--parallel",
+        "0",
+        "--perpendicular",
+        "none",
+        "--text",
+        text,
+        "-o",
+        page,
+        "--quiet",
+    )
+    assert "masked loss" in page.read_text()
+    assert capsys.readouterr().out.startswith("site\tpart\tscale\tmasked loss")
+    call("edit", tmp_path / "bert", "--generate", "x", "--parallel", 0, code=2)
+    assert "is an encoder, and does not go on" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--site", "valu"], "unknown site to edit 'valu'. Did you mean 'value'"),
+        (["--site", "value,mlp"], "an edit has one site"),
+        (["--parallel", "nan"], "finite number, got nan"),
+        (["--heads", "a"], "--heads are whole numbers"),
+        (["--full", "--exclude-self"], "not allowed with"),
+        (["--site", "mlp", "--full"], "exclude_self belongs to edits of values"),
+        (["--tokens", "0"], "tokens must be at least 1"),
+        (["--parallel", "0", "--control", "diagonal"], "takes the place of the scales"),
+        (["--parallel", "0", "--layers", "9"], "numbers from 0 to 1"),
+    ],
+)
+def test_a_slip_is_one_line(llama, text, arguments, line, capsys):
+    call("edit", llama, "--text", text, *arguments, code=2)
+    found = capsys.readouterr().err.strip().splitlines()
+    assert found[-1].startswith("error: ") and line in found[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--parallel", "a,b"], "numbers joined by commas"),
+        (["--parallel", "none", "--perpendicular", "none"], "at least one site and one scale"),
+        (["-o", "page.txt"], "must be called .html"),
+        (["--site", "blocks"], "unknown site"),
+    ],
+)
+def test_a_slip_of_a_sweep_is_one_line(llama, arguments, line, capsys):
+    call("sweep", llama, *arguments, code=2)
+    assert line in capsys.readouterr().err.strip().splitlines()[-1]
