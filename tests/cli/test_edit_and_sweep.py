@@ -100,6 +100,21 @@ def test_an_edit_goes_on_from_a_prompt_and_a_coefficient_is_measured_first(llama
     assert capsys.readouterr().out.startswith("unedited: The river")
 
 
+def test_a_model_of_ours_goes_on_from_a_prompt_too(monkeypatch, capsys):
+    from thalweg.capture.opening import Opened
+    from thalweg.cli import opening
+    from thalweg.models import Decoder, DecoderConfig
+
+    model = Decoder(
+        DecoderConfig(vocab_size=260, width=16, depth=2, heads=2), generator=torch.Generator().manual_seed(0)
+    )
+    opened = Opened(model.eval(), byte_tokenizer(), "run", "decoder")
+    monkeypatch.setattr(opening, "open_any", lambda *_, **__: opened)
+    call("edit", "run", "--site", "block", "--parallel", "-9", "--generate", "The river", "--tokens", 4, "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert found["backend"] == "thalweg" and found["sites"] == ["layers.0", "layers.1"] and found["edited"]
+
+
 def test_a_sweep_is_a_page_rows_and_a_record_that_is_gone_on_with(llama, text, tmp_path, capsys):
     page = tmp_path / "sweep.html"
     arguments = (
@@ -107,8 +122,7 @@ def test_a_sweep_is_a_page_rows_and_a_record_that_is_gone_on_with(llama, text, t
         llama,
         "--site",
         "value,attn",
-        "--parallel",
-        "0,1,1.5",
+        "--parallel=-0.5,0,1.5",
         "--perpendicular",
         "0.5",
         "--text",
@@ -118,10 +132,13 @@ def test_a_sweep_is_a_page_rows_and_a_record_that_is_gone_on_with(llama, text, t
     )
     call(*arguments, "--json")
     found = json.loads(capsys.readouterr().out)
-    assert len(found["points"]) == 2 * 4 and found["n"] == 4
-    assert "Values: what heads read" in page.read_text() and "thalweg sweep tiny --site value,attn" in page.read_text()
+    assert len(found["points"]) == 2 * (4 + 2) and found["n"] == 4
+    assert (
+        "Values: what heads read" in page.read_text()
+        and "thalweg sweep tiny --site value,attn --parallel=-0.5,0,1.5" in page.read_text()
+    )
     rows = Measurements.load(tmp_path / "sweep.rows.jsonl")
-    assert len(rows.where(measure="difference.loss", site="attention", branch="parallel")) == 3
+    assert len(rows.where(measure="difference.loss", site="attention", branch="parallel")) == 4
     record = tmp_path / "sweep.jsonl"
     before = record.read_text()
     call(*arguments, code=2)

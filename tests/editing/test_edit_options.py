@@ -101,7 +101,7 @@ def test_a_drifting_no_op_is_refused(monkeypatch):
 
 def test_options_say_what_they_are():
     options = EditOptions(site="value", parallel=0.5, layers="1:")
-    assert options.describe() == "value, parallel 0.5, perpendicular 1, layers 1:, exclude self True"
+    assert options.describe() == "value, parallel 0.5, perpendicular 1, layers 1:, exclude-self"
     assert options.plain() == {
         "site": "value",
         "parallel": 0.5,
@@ -110,7 +110,7 @@ def test_options_say_what_they_are():
         "exclude_self": True,
     }
     with edit(tiny("llama"), options) as facts:
-        assert facts.lines()[0] == "edit: value, parallel 0.5, perpendicular 1, layers 1:, exclude self True"
+        assert facts.lines()[0] == "edit: value, parallel 0.5, perpendicular 1, layers 1:, exclude-self"
         assert facts.lines()[1] == "layers: 1, 2 of 3"
         assert facts.plain()["sites"] == ["layers.1.attention", "layers.2.attention"]
     with pytest.raises(InputError, match="not both"), edit(tiny("llama"), options, parallel=0.2):

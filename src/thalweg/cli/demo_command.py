@@ -27,6 +27,7 @@ def run(args) -> ExitCode:
     from thalweg.cli.report_command import of_study
     from thalweg.cli.study_command import as_plain
     from thalweg.studies import library
+    from thalweg.studies.runner import Study
 
     began = time.monotonic()
     folder = Path(args.output)
@@ -34,7 +35,7 @@ def run(args) -> ExitCode:
         shutil.rmtree(folder / "records", ignore_errors=True)
         shutil.rmtree(folder / "runs", ignore_errors=True)
     plan = _own_copy(library.find("demo"), folder)
-    study = studies.study(plan, SCALE, workspace=folder / "runs")
+    study = Study(plan, SCALE, workspace=folder / "runs")
     studies.lock(study)
     arms, seeds = len(study.arms), len(study.scale.seeds)
     say(f"demo: {arms} connections x {seeds} seeds on Jane Austen's novels, plan locked in {plan}", quiet=args.quiet)

@@ -10,7 +10,7 @@ from thalweg.errors import ExitCode, InputError
 
 EXAMPLES = """examples:
   thalweg sweep smollm2 --site value,attn,mlp --limit 4 --window 512 -o sweep.html
-  thalweg sweep smollm2 --site value --parallel 0,0.5,1.5 --perpendicular none --full --skip-first 1
+  thalweg sweep smollm2 --site value --parallel=-1,0,0.5,1.5 --perpendicular none --full --skip-first 1
 
 Without --parallel and --perpendicular: the published grid (11 and 9 scales). Every point is kept in NAME.jsonl beside the page as soon as
 it is computed, so Ctrl-C loses nothing: the same command goes on where it was. NAME.rows.jsonl holds the rows that the page is made from.
@@ -51,7 +51,7 @@ def run(args) -> ExitCode:
 
 
 def scales_of(args) -> dict[str, tuple[float, ...]]:
-    """Component -> scales. Raises: InputError."""
+    """Component -> scales, with the no-op, which costs no pass of its own. Raises: InputError."""
     from thalweg.editing import PUBLISHED
 
     found = {}
@@ -61,7 +61,7 @@ def scales_of(args) -> dict[str, tuple[float, ...]]:
             found[component] = published
         elif text.strip() != "none":
             try:
-                found[component] = tuple(float(part) for part in text.split(","))
+                found[component] = tuple(sorted({1.0, *(float(part) for part in text.split(","))}))
             except ValueError:
                 raise InputError(f"--{component} takes numbers joined by commas, or none, got {text!r}") from None
     return found
@@ -161,15 +161,20 @@ BIBTEX = """@misc{he2026disentangling,
 
 
 def _where(edit: dict[str, Any]) -> str:
-    kept = {k: v for k, v in edit.items() if k not in ("site", "parallel", "perpendicular")}
-    return ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in kept.items()) or "all layers"
+    kept = {k: v for k, v in edit.items() if k not in ("site", "parallel", "perpendicular", "exclude_self")}
+    parts = [f"{k.replace('_', ' ')} {v}" for k, v in kept.items()] + (
+        ["all layers"] if kept.keys().isdisjoint({"layers", "skip_first"}) else []
+    )
+    if "exclude_self" in edit:
+        parts.append("exclude-self" if edit["exclude_self"] else "full aggregate")
+    return ", ".join(parts)
 
 
 def _command(args) -> str:
     parts = [f"thalweg sweep {edit_flags.name_of(args.model)} --site {args.site}"]
     for name in ("parallel", "perpendicular", "layers", "heads", "limit", "window", "backend"):
         if getattr(args, name) is not None:
-            parts.append(f"--{name.replace('_', '-')} {getattr(args, name)}")
+            parts.append(f"--{name.replace('_', '-')}={getattr(args, name)}")  # a list may begin with a minus
     for name, default in (
         ("skip_first", 0),
         ("group", "head"),

@@ -132,8 +132,9 @@ class EditOptions:
         values = self.plain()
         if self.control in ("diagonal", "random", "random_normal"):
             values = {n: v for n, v in values.items() if n not in ("parallel", "perpendicular", "exclude_self")}
-        site = values.pop("site")
-        return ", ".join([site, *(f"{name.replace('_', ' ')} {_said(value)}" for name, value in values.items())])
+        site, excludes = values.pop("site"), values.pop("exclude_self", None)
+        parts = [site, *(f"{name.replace('_', ' ')} {_said(value)}" for name, value in values.items())]
+        return ", ".join(parts + ([] if excludes is None else ["exclude-self" if excludes else "full aggregate"]))
 
 
 def _plain(value: Any) -> Any:

@@ -71,7 +71,10 @@ def write_edit_report(records: EditStudyRecords, path: str | Path) -> Path:
         effects=effect_figure(verdict),
         values=value_table(verdict),
         notes=note_lines(verdict, plan),
-        cost=cost_table(records),
+        cost=cost_table(
+            records, [n for n, f in records.found.items() if f.row.role == "no-op" or n in _chosen(records)]
+        ),
+        every=cost_table(records, list(records.found)),
         families=_families(records),
         subjects=_subjects(records),
         sweeps=[f for name in plan.arms if (f := sweep_figure(records, name)) is not None],
@@ -226,12 +229,12 @@ def _single_layers(records: EditStudyRecords) -> Iterable[Figure]:
         )
 
 
-def cost_table(records: EditStudyRecords) -> Table:
-    """Every arm but single layers: what it costs, how strong it is, and the time that it took."""
+def cost_table(records: EditStudyRecords, names: Sequence[str]) -> Table:
+    """Arms, but not of single layers: what each costs, how strong it is, and the time that it took."""
     plan, measure = records.plan, main_measure(records.plan)
     rows = []
-    for name, found in records.found.items():
-        arm = plan.edits[name]
+    for name in names:
+        arm, found = plan.edits[name], records.found[name]
         if arm.alone is not None:
             continue
         mean, low, high = interval(measured(measure, "all", found))
@@ -270,7 +273,8 @@ def _families(records: EditStudyRecords) -> Table:
         if any(arm.name in plan.arms_at(records.scale) for arm in plan.members[name]):
             alone = f", each of {family.each_layer} layers alone" if family.each_layer else ""
             rows.append((name, plan.subject_of(name), words(family.edit) + alone, family.role))
-    return Table(("family", "subject", "edit", "role"), rows)
+    note = "The arms below are those that hypotheses rest on, and the no-ops; the others are folded under them."
+    return Table(("family", "subject", "edit", "role"), rows, note)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -310,7 +314,7 @@ def _subjects(records: EditStudyRecords) -> Table:
         "parameters",
         "dtype, attention",
         "unedited loss [nats/token]",
-        "documents × tokens",
+        "documents × " + ("tokens" if records.plan.text.evaluation == "likelihood" else "words"),
         "text",
         "weights (SHA-256)",
     )
