@@ -13,6 +13,7 @@ TITLES = {
     "updates": "Updates",
     "lengths": "Updates, token by token",
     "heads": "Attention heads in value space",
+    "inner": "Inside feed-forward sublayers",
     "diagonal": "Edits as changes of the attention diagonal",
     "outliers": "Outlier channels and the first token",
     "alignment": "Likeness of layers",

@@ -22,6 +22,7 @@ heads = { value = "self_attn.v_proj", output = "self_attn.o_proj" }
 kind = "feed_forward"
 reads = "post_attention_layernorm"
 sublayer = "mlp"
+inner = { last = "mlp.down_proj" }
 """
 SITE = {"kind": "attention", "reads": "input_layernorm", "sublayer": "self_attn"}
 

@@ -166,6 +166,8 @@ def test_text_needs_a_tokenizer_and_gets_it():
     assert by_text == by_ids
     with pytest.raises(InputError, match="text needs a tokenizer"):
         thalweg.measure(tiny("llama"), text, length=16)
+    with pytest.raises(InputError, match=r"a list of documents, got one text; write \[text\], or of a file"):
+        thalweg.measure(tiny("llama"), "a/file.txt", tokenizer=Words(), length=16)
     with pytest.raises(InputError, match="a tokenizer of transformers or of ours"):
         thalweg.measure(tiny("llama"), text, tokenizer=3, length=16)
 

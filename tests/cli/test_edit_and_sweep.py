@@ -75,9 +75,14 @@ def test_an_edit_is_scored_beside_its_no_op_and_audited(llama, text, capsys):
     assert loss["difference"] == pytest.approx(loss["edited"] - loss["baseline"]) and loss["difference"] != 0
     assert {row["measure"] for row in found["audit"]} >= {"applied.norm_ratio", "effective_diagonal.exclude_self"}
     assert "proof: the stream of llama (by family)" in printed.err and "layers: 1 of 2" in printed.err
+    assert "plan: 3 runs (unedited, no-op, 1 edit), about" in printed.err
     call("edit", llama, "--text", text, "--site", "attn", "--parallel", 0.5, "--quiet")
     printed = capsys.readouterr()
     assert printed.out.startswith("metric\tno-op\tedited") and not printed.err
+    assert "4 documents: p can be no smaller than 0.125" in printed.out
+    call("edit", llama, "--text", text, "--site", "attn", "--parallel", 0.5, "--quiet", "--limit", 1)
+    printed = capsys.readouterr()
+    assert "one document: no interval; give more documents" in printed.out and "\t–\t1\n" in printed.out
 
 
 def test_an_edit_goes_on_from_a_prompt_and_a_coefficient_is_measured_first(llama, capsys):
@@ -131,7 +136,10 @@ def test_a_sweep_is_a_page_rows_and_a_record_that_is_gone_on_with(llama, text, t
         page,
     )
     call(*arguments, "--json")
-    found = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    assert "plan: 11 runs (unedited, 2 no-ops, 8 edits), about" in printed.err
+    assert "Pieces of one text" not in page.read_text() and "scale -0.5" in page.read_text()
     assert len(found["points"]) == 2 * (4 + 2) and found["n"] == 4
     assert (
         "Values: what heads read" in page.read_text()
@@ -183,6 +191,8 @@ def test_an_encoder_with_a_head_is_swept_by_its_masked_loss(text, tmp_path, caps
     ("arguments", "line"),
     [
         (["--site", "valu"], "unknown site to edit 'valu'. Did you mean 'value'"),
+        ([], "nothing says what is done to value; give --parallel, --perpendicular, --control or --coefficient"),
+        (["--site", "attn"], "nothing says what is done to attention; give --parallel"),
         (["--site", "value,mlp"], "an edit has one site"),
         (["--parallel", "nan"], "finite number, got nan"),
         (["--heads", "a"], "--heads are whole numbers"),
@@ -211,3 +221,76 @@ def test_a_slip_is_one_line(llama, text, arguments, line, capsys):
 def test_a_slip_of_a_sweep_is_one_line(llama, arguments, line, capsys):
     call("sweep", llama, *arguments, code=2)
     assert line in capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_an_edit_of_decoding_is_not_scored_on_a_text(llama, capsys):
+    """It would never act, and a difference of 0 would look like a harmless edit."""
+    for words in (["edit", "--parallel", "0"], ["sweep", "-o", "page.html"]):
+        assert main([words[0], str(llama), *words[1:], "--site", "value", "--phase", "decode"]) == 2
+        assert "an edit of phase decode would never act; use --generate" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["edit", "sweep"])
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--layers", "5-"], "5:11 (= 5-10, layers 5 to 10)"),
+        (["--heads", "-1"], "heads are whole numbers"),
+        (["--site", "valu"], "unknown site"),
+        (["--limit", "0"], "at least 1 document"),
+        (["--text", "nothing.txt"], "no such file"),
+        (["--batch-size", "0"], "batch_size must be"),
+        (["--window", "0"], "at least 1 token"),
+    ],
+)
+def test_what_no_model_could_answer_is_refused_before_one_is_opened(
+    command, arguments, line, capsys, monkeypatch, tmp_path
+):
+    from thalweg.cli import opening
+
+    opened = []
+    monkeypatch.setattr(opening, "open_any", lambda *given, **_: opened.append(given))
+    monkeypatch.chdir(tmp_path)
+    call(command, "tiny", "--parallel=0", *arguments, code=2)
+    assert line in capsys.readouterr().err.strip().splitlines()[-1] and not opened
+
+
+def test_a_layer_that_the_model_lacks_is_refused_before_the_proof(llama, text, capsys):
+    call("edit", llama, "--text", text, "--parallel", 0, "--layers", "1-2", code=2)
+    printed = capsys.readouterr().err
+    assert "numbers from 0 to 1" in printed and "proof:" not in printed
+
+
+@pytest.mark.parametrize("page", ["editing", "evaluation"])
+def test_the_snippets_of_a_page_run_from_its_first_line_on(page, monkeypatch, tmp_path):
+    import re
+    from pathlib import Path
+
+    from thalweg import capture, evaluation
+    from thalweg.capture.opening import Opened
+    from thalweg.evaluation.documents import Documents, as_documents
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(LlamaConfig(**SIZES | {"max_position_embeddings": 256}, num_key_value_heads=2)).eval()
+    opened = []
+
+    def open_model(name):
+        opened.append(name)
+        return Opened(model, byte_tokenizer(), name, "decoder")
+
+    def documents_of() -> Documents:
+        return as_documents(
+            ["The river had come up.", "It was the third step.", "A flood, and after it a year.", "End."]
+        )
+
+    monkeypatch.setattr(capture, "open_model", open_model)
+    monkeypatch.setattr(evaluation, "documents_of", documents_of)
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parents[2] / "docs" / f"{page}.md").read_text()
+    snippets = re.findall(r"```py\n(.*?)```", text, re.DOTALL)
+    assert snippets
+    names: dict = {}
+    exec(compile("\n".join(snippets), f"docs/{page}.md", "exec"), names)
+    assert opened == ["smollm2"]
+    assert page != "editing" or (len(names["result"].results) == 4 and len(names["drops"].results) == 2)

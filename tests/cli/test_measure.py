@@ -141,8 +141,8 @@ def test_a_single_stream(place, capsys):
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["missing"], "no such run: missing is missing"),
-        (["empty"], "is no run folder"),
+        (["missing"], "missing is no folder here"),
+        (["empty"], "empty has no config.json"),
         (["bare"], "holds no checkpoint"),
         (["streams", "--tokens", "0"], "tokens must be a whole number of at least 1, got 0"),
         (["streams", "-o", "m.html"], "m.html exists"),

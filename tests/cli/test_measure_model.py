@@ -1,6 +1,8 @@
 """``thalweg measure MODEL``: a folder of transformers from the command line to the page."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,13 +12,14 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, P
 from thalweg.capture.quiet import hushed
 from thalweg.cli import main
 from thalweg.data.tasks.austen import HELD_OUT, novels, shipped_tokenizer
+from thalweg.errors import InputError
 from thalweg.records import Measurements
 
 VOCAB = 2048
 SIZES = {
     "vocab_size": VOCAB,
     "hidden_size": 16,
-    "intermediate_size": 24,
+    "intermediate_size": 32,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "max_position_embeddings": 64,
@@ -54,7 +57,7 @@ def call(*words):
 
 
 def test_a_decoder(place, capsys):
-    flags = ["--values", "--own-weights", "--cka", "--rank", "--rows", "rows.jsonl"]
+    flags = ["--values", "--own-weights", "--inner", "--cka", "--rank", "--rows", "rows.jsonl"]
     assert (
         call("llama", "--text", "text.txt", "--tokens", "256", "--length", "32", "-o", "page.html", "--json", *flags)
         == 0
@@ -78,8 +81,10 @@ def test_a_decoder(place, capsys):
         "Update along the stream",
         "What heads read, along",
         "Attention to oneself",
+        "Inside feed-forward sublayers",
+        "What each block writes, along the block",
         "linear CKA",
-        "thalweg measure llama --text text.txt --length 32 --values --own-weights --rank --cka --rows rows.jsonl --tokens 256",
+        "thalweg measure llama --text text.txt --length 32 --values --own-weights --inner --rank --cka --rows rows.jsonl --tokens 256",
         "null: random direction",
     ):
         assert text in page
@@ -88,11 +93,11 @@ def test_a_decoder(place, capsys):
 def test_for_people(place, capsys):
     assert call("llama", "--text", "text.txt", "--tokens", "192") == 0
     out, _ = capsys.readouterr()
-    assert out.rstrip().endswith("report.html") and "loss: " in out and "nats/token (" in out
+    assert out.rstrip().endswith("measure-llama.html") and "loss: " in out and "nats/token (" in out
     (line,) = [line for line in out.splitlines() if line.startswith("layers.2.attention")]
     assert len(line.split()) == 5
     assert "coefficient of the update along the stream before it" in out
-    assert "--values adds them" in (place / "report.html").read_text(encoding="utf-8")
+    assert "--values adds them" in (place / "measure-llama.html").read_text(encoding="utf-8")
 
 
 def test_an_encoder_has_no_loss(place, capsys):
@@ -150,3 +155,27 @@ multiplier = 0.5
     assert not (place / "page.html").exists()
     assert call(*words, "--allow-unverified") == 0
     assert "NOT VERIFIED" in (place / "page.html").read_text(encoding="utf-8")
+
+
+def test_a_full_disk_loses_nothing_that_was_measured(place, capsys, monkeypatch):
+    def full(*_, **__):
+        raise InputError("page.html cannot be written: no space left on the device")
+
+    monkeypatch.setattr("thalweg.reports.model.write_model_report", full)
+    assert call("llama", "--text", "text.txt", "--tokens", "192", "-o", "page.html") == 2
+    out, err = capsys.readouterr()
+    assert "layers.2.attention" in out and err.splitlines()[-1].endswith("no space left on the device")
+
+
+def test_links_are_followed_and_devices_are_left_alone(place, capsys):
+    (place / "target.html").write_text("old", encoding="utf-8")
+    (place / "link.html").symlink_to(place / "target.html")
+    os.mkfifo(place / "pipe.html")
+    words = ["llama", "--text", "text.txt", "--tokens", "192", "--overwrite"]
+    assert call(*words, "-o", "link.html") == 0
+    assert (place / "link.html").is_symlink() and "The capture is proved" in (place / "target.html").read_text("utf-8")
+    capsys.readouterr()
+    for name in ("pipe.html", "/dev/null"):
+        assert call(*words, "-o", name) == 2
+        assert "is no file" in capsys.readouterr().err
+    assert (place / "pipe.html").is_fifo() and not Path("/dev/null").is_file()

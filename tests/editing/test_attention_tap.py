@@ -1,5 +1,7 @@
 """The attention tap: the same function as without it, masks included; always restored; A_tt as the matrix has it."""
 
+import threading
+
 import pytest
 import torch
 from edit_subjects import MODELS, logits, padded, tiny, words
@@ -136,6 +138,39 @@ def test_everything_is_back_after_an_exception():
         logits(model, words())
     assert registered() == before
     assert model.config._attn_implementation == "sdpa"
+
+
+def test_taps_left_in_another_order_than_entered():
+    model = tiny("llama", "sdpa")
+    before, heard, names = logits(model, words()), [], registered()
+    first, second = (attention_tap(model, lambda call, n=n: heard.append(n)) for n in (1, 2))
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert torch.equal(logits(model, words()), before) and set(heard) == {2} and backend_of(model) == "sdpa"
+    second.__exit__(None, None, None)
+    assert model.config._attn_implementation == "sdpa" and torch.equal(logits(model, words()), before)
+    assert not attention._wrapped and registered() == names
+
+
+def test_threads_that_tap_one_model_leave_it_as_it_was():
+    model = tiny("llama", "sdpa")
+    before, failed = logits(model, words()), []
+
+    def work():
+        try:
+            for _ in range(5):
+                with attention_tap(model, lambda call: None):
+                    logits(model, words())
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed and model.config._attn_implementation == "sdpa" and torch.equal(logits(model, words()), before)
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])

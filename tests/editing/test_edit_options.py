@@ -6,7 +6,9 @@ import pytest
 import torch
 from edit_subjects import logits, tiny, words
 
-from thalweg.editing import EditOptions, edit, matched_noop
+from thalweg.cli.edit_flags import sites_of
+from thalweg.cli.edit_spec import edit_of
+from thalweg.editing import EditOptions, edit, grid, matched_noop
 from thalweg.editing.options import chosen_layers
 from thalweg.errors import InputError, UnknownNameError
 
@@ -22,6 +24,10 @@ from thalweg.errors import InputError, UnknownNameError
         (":-1", (0, 1, 2)),
         ("::2", (0, 2)),
         ("0,3", (0, 3)),
+        ("1-2", (1, 2)),
+        ("0,2-3", (0, 2, 3)),
+        ("1-1", (1,)),
+        ("-1", (3,)),
         ([-1, 0], (0, 3)),
         (2, (2,)),
     ],
@@ -36,7 +42,7 @@ def test_layers_are_written_in_many_ways(given, wanted):
 @pytest.mark.parametrize(
     ("values", "error", "line"),
     [
-        ({"site": "values"}, UnknownNameError, "unknown site to edit 'values'. Did you mean 'value'"),
+        ({"site": "valu"}, UnknownNameError, "unknown site to edit 'valu'. Did you mean 'value'"),
         ({"parallel": math.nan}, InputError, "parallel is a retained scale .* finite number, got nan"),
         ({"parallel": "0.5"}, InputError, "finite number, got '0.5'"),
         ({"parallel": True}, InputError, "finite number, got True"),
@@ -45,9 +51,13 @@ def test_layers_are_written_in_many_ways(given, wanted):
         ({"group": "kv:3", "parallel": 0.0}, InputError, "3 divides, the model has 2"),
         ({"layers": [7]}, InputError, r"numbers from 0 to 2 .*got 7"),
         ({"layers": "x"}, InputError, "layers are numbers 0,3, a slice 1:"),
+        ({"layers": "2-1"}, InputError, r"5:11 \(= 5-10, layers 5 to 10\), first, last or all, got '2-1'"),
+        ({"layers": "::0"}, InputError, "layers are numbers"),
+        ({"layers": "1-7"}, InputError, r"numbers from 0 to 2 .*got 3"),
         ({"layers": "1:1"}, InputError, "no layer is left"),
         ({"skip_first": 3}, InputError, "no layer is left"),
         ({"heads": [4], "parallel": 0.0}, InputError, "heads are numbers from 0 to 3"),
+        ({"heads": [-1], "parallel": 0.0}, InputError, "heads are whole numbers from 0, got -1"),
         ({"site": "mlp", "heads": [1]}, InputError, "heads belongs to edits of values"),
         ({"site": "mlp", "exclude_self": False}, InputError, "exclude_self belongs to edits of values"),
         ({"site": "value", "reference": "block_input"}, InputError, "own value"),
@@ -64,6 +74,30 @@ def test_layers_are_written_in_many_ways(given, wanted):
 def test_what_cannot_be_is_refused_in_one_line(values, error, line):
     with pytest.raises(error, match=line), edit(tiny("llama"), **values):
         pass
+
+
+@pytest.mark.parametrize(
+    ("alias", "site"),
+    [
+        ("attn", "attention"),
+        ("ffn", "mlp"),
+        ("feed_forward", "mlp"),
+        ("feed-forward", "mlp"),
+        ("values", "value"),
+        ("v", "value"),
+    ],
+)
+def test_a_site_has_aliases_everywhere(alias, site):
+    assert EditOptions(site=alias) == EditOptions(site=site)
+    assert {point.options.site for point in grid([alias, site], {"parallel": (0.0,)})} == {site}
+    assert len(grid([alias, site], {"parallel": (0.0,)})) == 1
+    assert edit_of(f"{alias}:parallel=0").site == site and sites_of(f"{alias}, {site}") == [site, site]
+    with edit(tiny("llama"), site=alias, parallel=0.0) as facts:
+        assert facts.options.site == site
+
+
+def test_a_range_of_layers_names_the_layers_of_a_slice():
+    assert chosen_layers("5-10", 12) == chosen_layers("5:11", 12) == (5, 6, 7, 8, 9, 10)
 
 
 def test_an_encoder_has_no_phases_but_is_edited():
@@ -115,3 +149,8 @@ def test_options_say_what_they_are():
         assert facts.plain()["sites"] == ["layers.1.attention", "layers.2.attention"]
     with pytest.raises(InputError, match="not both"), edit(tiny("llama"), options, parallel=0.2):
         pass
+
+
+def test_an_empty_list_of_heads_is_refused():
+    with pytest.raises(InputError, match="no head is left to edit"):
+        EditOptions(site="value", heads=())

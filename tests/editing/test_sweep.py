@@ -147,7 +147,7 @@ def test_each_layer_alone_and_its_correlation():
 @pytest.mark.parametrize(
     ("sites", "scales", "line"),
     [
-        (["values"], FEW, "unknown site"),
+        (["valu"], FEW, "unknown site"),
         (["mlp"], {"across": (1.0,)}, "unknown component"),
         ([], FEW, "at least one site"),
     ],

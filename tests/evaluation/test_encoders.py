@@ -129,6 +129,17 @@ def test_similarity_of_nothing_changed_and_of_noise():
     assert abs(other.pairs.estimate) < 0.5
 
 
+def test_the_order_of_few_texts_has_no_interval_and_no_warning():
+    generator = torch.Generator().manual_seed(2)
+    for n in (3, 4, 5):
+        x, y = (torch.randn(n, 8, generator=generator) for _ in range(2))
+        found = embedding_similarity(x, y, resamples=200).pairs
+        assert np.isfinite(found.estimate)
+        assert np.isfinite([found.low, found.high]).all() == (n == 5)
+    same = torch.ones(6, 8)
+    assert np.isnan(embedding_similarity(same, same, resamples=50).pairs.low)
+
+
 def test_similarity_refuses():
     with pytest.raises(ShapeError):
         embedding_similarity(torch.zeros(4, 2), torch.zeros(4, 3))

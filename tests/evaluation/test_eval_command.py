@@ -2,15 +2,20 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from subjects_at_hand import TEXTS, causal_tokenizer, encoder_tokenizer, llama, model
 
 from thalweg.cli import main
+from thalweg.cli.edit_flags import few_line, p_value
 from thalweg.cli.edit_spec import edit_of
+from thalweg.cli.eval_command import cost_line
 from thalweg.errors import InputError
 from thalweg.evaluation import perplexity
+from thalweg.evaluation.jobs import Cost
 from thalweg.records import Measurements
+from thalweg.statistics import sign_flip
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +122,48 @@ def test_what_a_person_sees(here, capsys, tmp_path):
     assert "uniform over 2051 tokens" in out
 
 
+@pytest.mark.parametrize(
+    ("noops", "edits", "says"),
+    [
+        (0, 0, "plan: 1 run, about 2 s"),
+        (1, 0, "plan: 2 runs (unedited, no-op), "),
+        (1, 3, "plan: 5 runs (unedited, no-op, 3 edits), "),
+        (2, 1, "plan: 4 runs (unedited, 2 no-ops, 1 edit), "),
+    ],
+)
+def test_the_runs_of_a_plan_add_up(noops, edits, says):
+    assert cost_line(Cost(2.0, 2**30), noops, edits).startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("n", "says"),
+    [
+        (1, "one document: no interval; give more documents"),
+        (2, "2 documents: no interval (it needs 3), and p can be no smaller than 0.5; give more documents"),
+        (5, "5 documents: p can be no smaller than 0.0625"),
+        (6, ""),
+    ],
+)
+def test_what_few_documents_cannot_say(n, says):
+    assert few_line(n) == says
+    smallest = sign_flip(np.ones(n))
+    assert p_value(smallest, n) == ("–" if n == 1 else f"{smallest:g}")
+    assert n == 1 or not says or says.partition("than ")[2].partition(";")[0] == f"{smallest:g}"
+
+
+def test_one_document_and_few_paragraphs_are_told(here, capsys, tmp_path):
+    argv = ["eval", "decoder", "--text", "text.jsonl", "--limit", "1", "--edit", "block:parallel=0.5", "--quiet"]
+    assert main([*argv, "-o", str(tmp_path / "o")]) == 0
+    out = capsys.readouterr().out
+    assert out.count("text: one document: no interval; give more documents") == 1
+    assert "\t–\t1\n" in out
+    (tmp_path / "three.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS[:3]))
+    argv = ["eval", "encoder", "--text", str(tmp_path / "three.jsonl"), "--edit", "attention:parallel=0", "--quiet"]
+    assert main([*argv, "-o", str(tmp_path / "p")]) == 0
+    out = capsys.readouterr().out
+    assert "(an interval needs 5 texts, got 3)" in out and "pair_similarity_spearman" in out
+
+
 def test_an_interrupt_keeps_the_rows(here, capsys, tmp_path, monkeypatch):
     from thalweg.evaluation import jobs
 
@@ -149,6 +196,7 @@ def test_an_interrupt_keeps_the_rows(here, capsys, tmp_path, monkeypatch):
         ("value:full-aggregate,perpendicular=2", {"exclude_self": False, "perpendicular": 2.0}),
         ("value:parallel=0,heads=0+2,layers=0+3,group=kv:2", {"heads": (0, 2), "layers": "0,3", "group": "kv:2"}),
         ("mlp:parallel=0,skip-first=1,phase=prefill", {"skip_first": 1, "phase": "prefill"}),
+        ("mlp:parallel=0,layers=0+2-3", {"layers": "0,2-3"}),
         ("attention", {"site": "attention", "parallel": 1.0}),
         ("attn:parallel=0", {"site": "attention"}),
     ],
@@ -167,6 +215,10 @@ def test_an_edit_as_one_word(text, wanted):
         ("value:skip-first=0.5", "whole number"),
         ("value:parallel=0,parallel=1", "twice"),
         ("value:exclude-self,full-aggregate", "twice"),
+        ("attention:parallel=0,layers=5,6", r"got '6' after 'layers=5'; join numbers by \+: layers=5\+6"),
+        ("value:parallel=0,heads=0,2", r"join numbers by \+: heads=0\+2"),
+        ("value:parallel=0,5", "unknown option of an edit '5'"),
+        ("value:parallel=0,layers=a", "layers are numbers"),
         ("mlp:exclude-self", "belongs to edits of values"),
     ],
 )

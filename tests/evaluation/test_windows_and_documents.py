@@ -74,6 +74,14 @@ def test_pieces_hold_the_whole_text_at_its_paragraphs():
     assert pieces("short", 300) == ["short"]
 
 
+def test_a_file_shorter_than_a_piece_is_the_whole_file(tmp_path):
+    (tmp_path / "short.txt").write_text("One.\n\nTwo.")
+    (tmp_path / "long.txt").write_text("\n\n".join(["x" * 99] * 300))
+    short, long = (documents_of(tmp_path / f"{name}.txt") for name in ("short", "long"))
+    assert short.rule == "the whole file" and not short.cut
+    assert "at least 12,000 characters" in long.rule and long.cut and long.first(2).cut
+
+
 def test_the_shipped_documents():
     found = documents_of()
     assert len(found) > 30

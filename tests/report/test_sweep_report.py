@@ -5,9 +5,10 @@ import math
 import pytest
 from pages import read
 
+from thalweg.cli.sweep_command import notes_of
 from thalweg.errors import InputError
 from thalweg.records import Measurements
-from thalweg.reports.sweep import write_sweep_report
+from thalweg.reports.sweep import cost_table, figure, write_sweep_report
 from thalweg.reports.symlog import Spread, bent, spreads
 
 FACTS = {"model": "tiny <b>llama</b>", "text": "6 documents"}
@@ -58,12 +59,41 @@ def test_a_page_shows_every_site_with_its_no_op_and_its_data(tmp_path):
         assert text in page.said
     titles = [title for title, _, _ in page.figures()]
     assert titles == [
-        "Values: what heads read, along a token&#39;s own value",
-        "Feed-forward: its update, along the stream",
+        "Values: what heads read",
+        "Feed-forward: its update",
     ]
     assert all(verdict not in page.text.partition("</style>")[2] for verdict in ("supported", "refuted", "robust"))
     table = page.text.partition("Data of this figure")[2].partition("</table>")[0]
     assert '<th scope="row">parallel</th><td>-1</td><td>3,200,020</td>' in table and "NaN" in table
+
+
+def test_the_costs_are_those_of_the_scales_that_were_given():
+    table = cost_table(rows(), ["value", "mlp"], "loss")
+    assert table.columns == ("site", "part", *(f"scale {scale}" for scale in ("-1", "0", "0.5", "1.5", "2")))
+    assert [line[:2] for line in table.rows] == [
+        (site, part) for site in ("value", "mlp") for part in ("parallel", "perpendicular")
+    ]
+
+
+def test_a_figure_names_the_parts_and_says_that_the_no_op_is_drawn():
+    found = figure(rows(), "value", "loss")
+    assert [key.label for key in found.legend] == ["parallel", "perpendicular"]
+    assert "The point at scale 1 is the no-op itself" in found.caption
+    without = Measurements(row for row in rows() if row.arm != "1")
+    assert "no-op itself" not in figure(without, "value", "loss").caption
+
+
+@pytest.mark.parametrize(
+    ("sites", "cut", "begin"),
+    [
+        ({"mlp"}, False, ["Attention, mlp:"]),
+        ({"value"}, True, ["Values:", "Pieces of one text"]),
+        ({"block"}, False, ["Whole layers:"]),
+    ],
+)
+def test_notes_are_about_what_was_swept(sites, cut, begin):
+    found = notes_of(sites, cut)
+    assert len(found) == len(begin) and all(map(str.startswith, found, begin))
 
 
 def test_rows_of_something_else_are_refused(tmp_path):

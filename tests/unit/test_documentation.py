@@ -53,7 +53,7 @@ def test_the_python_page_runs_from_top_to_bottom(tmp_path):
     ("connection", "least", "most"), [("none", 0.0, 0.1), ("additive", 0.5, 1.0), ("mgt", 0.5, 1.0)]
 )
 def test_the_six_lines_of_the_readme_show_what_it_says(connection, least, most, capsys):
-    (block,) = blocks(ROOT / "README.md", "python")
+    block = blocks(ROOT / "README.md", "python")[0]
     assert len(block.splitlines()) == 6
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -61,6 +61,14 @@ def test_the_six_lines_of_the_readme_show_what_it_says(connection, least, most, 
     ranks = json.loads(capsys.readouterr().out)
     assert len(ranks) == 24
     assert least <= ranks[-1] <= most
+
+
+def test_the_readme_measures_a_model_of_hugging_face(capsys):
+    exec(compile(blocks(ROOT / "README.md", "python")[1], "README", "exec"), {})
+    out = capsys.readouterr().out
+    assert (
+        out.startswith("Measurements(4 rows of 1 measures)") and "parallel_coefficient.raw layers.3.attention: " in out
+    )
 
 
 def test_every_example_is_listed():

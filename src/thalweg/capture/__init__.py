@@ -13,19 +13,23 @@ from typing import TYPE_CHECKING
 from thalweg._lazy import lazy
 
 if TYPE_CHECKING:
-    from thalweg.capture.layout import Heads, Located, Point, SitePlace
+    from thalweg.capture.inner import prove_inner
+    from thalweg.capture.layout import Heads, Inner, Located, Point, SitePlace
     from thalweg.capture.locating import locate
-    from thalweg.capture.maps import HeadsMap, Map, SiteMap, read_map
+    from thalweg.capture.maps import HeadsMap, InnerMap, Map, SiteMap, read_map
     from thalweg.capture.opening import Opened, open_model
     from thalweg.capture.probe import Probe
     from thalweg.capture.proof import Proof, prove
     from thalweg.capture.values import prove_values
-    from thalweg.capture.watching import Event, ValueEvent, watch
+    from thalweg.capture.watching import Event, InnerEvent, ValueEvent, watch
 
 __all__ = [
     "Event",
     "Heads",
     "HeadsMap",
+    "Inner",
+    "InnerEvent",
+    "InnerMap",
     "Located",
     "Map",
     "Opened",
@@ -38,6 +42,7 @@ __all__ = [
     "locate",
     "open_model",
     "prove",
+    "prove_inner",
     "prove_values",
     "read_map",
     "watch",
@@ -46,13 +51,14 @@ __all__ = [
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "layout": ("Heads", "Located", "Point", "SitePlace"),
+        "inner": ("prove_inner",),
+        "layout": ("Heads", "Inner", "Located", "Point", "SitePlace"),
         "locating": ("locate",),
-        "maps": ("HeadsMap", "Map", "SiteMap", "read_map"),
+        "maps": ("HeadsMap", "InnerMap", "Map", "SiteMap", "read_map"),
         "opening": ("Opened", "open_model"),
         "probe": ("Probe",),
         "proof": ("Proof", "prove"),
         "values": ("prove_values",),
-        "watching": ("Event", "ValueEvent", "watch"),
+        "watching": ("Event", "InnerEvent", "ValueEvent", "watch"),
     },
 )

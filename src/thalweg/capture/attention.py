@@ -8,9 +8,11 @@ Modules of our own carry a slot (``value_edit``) that is called in the same way.
 import itertools
 import logging
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -42,7 +44,8 @@ def attention_tap(model: nn.Module, on_attention: OnAttention, *, check: bool = 
     """Call ``on_attention`` with every :class:`AttentionCall` of ``model`` inside the block; gives the name of the wrapped backend.
 
     on_attention may return another output [b q h dv], which takes the place of the first; None keeps it. Taps nest: the inner one sees
-    what the outer one returned. Whatever happens inside, the model has its attention back afterwards.
+    what the outer one returned. Whatever happens inside, the model has its attention back afterwards, also where taps are left in another
+    order than they were entered. A tap acts on every pass of the model, of other threads too.
     check: before the first tap of a model and backend, compare a left- and a right-padded batch with the unwrapped model.
     Raises: InputError for a compiled model, for a backend that is neither eager nor sdpa (the weights cannot be had), and for a model
     whose attention cannot be exchanged; CaptureError if the wrapped model differs from the unwrapped one.
@@ -101,52 +104,54 @@ def _wrapping(model: nn.Module, on_attention: OnAttention, check: bool) -> Itera
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
 
-    shell, backend = _shell(model), backend_of(model)
-    if backend not in WRAPPED:
-        raise InputError(
-            f"attention backend {backend!r} keeps its weights to itself, so a token's weight on itself cannot be had; "
-            f"load the model with attn_implementation='sdpa' or 'eager'"
-        )
-    if not shell._can_set_attn_implementation():
-        raise InputError(
-            f"{type(shell).__name__} does not take its attention from transformers' AttentionInterface, so it cannot be tapped; "
-            "edits of the residual stream work without"
-        )
-    current = shell.config._attn_implementation
-    seen: list[int] = []
-    name = f"{PREFIX}{next(_numbers)}"
-    listening = [not check]
-
-    def tapped(module, query, key, value, attention_mask, *args, **kwargs):
-        function = _function(current, module)
-        output, weights = function(module, query, key, value, attention_mask, *args, **kwargs)
-        seen.append(id(module))
-        if not listening[0] or getattr(module, "is_cross_attention", False):
-            return output, weights
-        if kwargs.get("position_bias") is not None:
+    with _LOCK:
+        shell, backend = _shell(model), backend_of(model)
+        if backend not in WRAPPED:
             raise InputError(
-                "this attention adds a position bias that the tap does not know; edit its residual stream instead"
+                f"attention backend {backend!r} keeps its weights to itself, so a token's weight on itself cannot be had; "
+                f"load the model with attn_implementation='sdpa' or 'eager'"
             )
-        causal = _causal(backend, module, query, attention_mask, kwargs)
-        call = AttentionCall(
-            module,
-            query,
-            key,
-            value,
-            attention_mask,
-            kwargs.get("scaling"),
-            kwargs.get("softcap"),
-            _sinks(module, kwargs),
-            output,
-            lambda mask: function(module, query, key, value, mask, *args, **kwargs)[0],
-            causal,
-            kwargs.get("dropout") or 0.0,
-        )
-        changed = on_attention(call)
-        return output if changed is None else changed, weights
+        if not shell._can_set_attn_implementation():
+            raise InputError(
+                f"{type(shell).__name__} does not take its attention from transformers' AttentionInterface, so it cannot be tapped; "
+                "edits of the residual stream work without"
+            )
+        current = shell.config._attn_implementation
+        seen: list[int] = []
+        name = f"{PREFIX}{next(_numbers)}"
+        listening = [not check]
 
-    with _restored(shell):
+        def tapped(module, query, key, value, attention_mask, *args, **kwargs):
+            function = _function(current, module)
+            output, weights = function(module, query, key, value, attention_mask, *args, **kwargs)
+            seen.append(id(module))
+            if not listening[0] or getattr(module, "is_cross_attention", False):
+                return output, weights
+            if kwargs.get("position_bias") is not None:
+                raise InputError(
+                    "this attention adds a position bias that the tap does not know; edit its residual stream instead"
+                )
+            causal = _causal(backend, module, query, attention_mask, kwargs)
+            call = AttentionCall(
+                module,
+                query,
+                key,
+                value,
+                attention_mask,
+                kwargs.get("scaling"),
+                kwargs.get("softcap"),
+                _sinks(module, kwargs),
+                output,
+                lambda mask: function(module, query, key, value, mask, *args, **kwargs)[0],
+                causal,
+                kwargs.get("dropout") or 0.0,
+            )
+            changed = on_attention(call)
+            return output if changed is None else changed, weights
+
+        tap = _Tap(name, [(config, config._attn_implementation_internal) for config in _configs(shell)], listening)
         expected = _outputs(shell) if check and backend not in _proven.get(shell, ()) else None
+        _stacks.setdefault(shell, []).append(tap)
         _wrapped[name] = current
         try:
             AttentionInterface.register(name, tapped)
@@ -154,12 +159,45 @@ def _wrapping(model: nn.Module, on_attention: OnAttention, check: bool) -> Itera
             _set(shell, name, current)
             if expected is not None:
                 _prove(shell, backend, expected, seen)
-            listening[0] = True
-            yield backend
-        finally:
-            AttentionInterface._global_mapping.pop(name, None)
-            AttentionMaskInterface._global_mapping.pop(name, None)
-            _wrapped.pop(name, None)
+        except BaseException:
+            _leave(shell, tap)
+            raise
+        listening[0] = True
+    try:
+        yield backend
+    finally:
+        with _LOCK:
+            _leave(shell, tap)
+
+
+@dataclass
+class _Tap:
+    """A tap of a model: its name, what every configuration said before it, whether it is heard, whether its block has ended."""
+
+    name: str
+    before: list[tuple[Any, str]]
+    listening: list[bool]
+    ended: bool = False
+
+
+_stacks: "weakref.WeakKeyDictionary[nn.Module, list[_Tap]]" = weakref.WeakKeyDictionary()
+_LOCK = threading.RLock()  # entering and leaving, by any thread
+
+
+def _leave(shell: Any, tap: _Tap) -> None:
+    """End a tap. One that others were put over since is passed through, and goes when they have gone."""
+    from transformers.masking_utils import AttentionMaskInterface
+    from transformers.modeling_utils import AttentionInterface
+
+    tap.listening[0], tap.ended = False, True
+    stack = _stacks[shell]
+    while stack and stack[-1].ended:
+        top = stack.pop()
+        for config, name in top.before:
+            config._attn_implementation_internal = name
+        AttentionInterface._global_mapping.pop(top.name, None)
+        AttentionMaskInterface._global_mapping.pop(top.name, None)
+        _wrapped.pop(top.name, None)
 
 
 def _shell(model: nn.Module) -> Any:
@@ -190,16 +228,6 @@ def _configs(shell: Any) -> list[Any]:
     for module in shell.modules():
         add(getattr(module, "config", None))
     return list(found.values())
-
-
-@contextmanager
-def _restored(shell: Any) -> Iterator[None]:
-    before = [(config, config._attn_implementation_internal) for config in _configs(shell)]
-    try:
-        yield
-    finally:
-        for config, name in before:
-            config._attn_implementation_internal = name
 
 
 def _set(shell: Any, name: str, current: str) -> None:

@@ -1,6 +1,6 @@
 """Attention heads in value space, over a stream of tokens."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from thalweg.ops.value_edit import value_coefficient
 from thalweg.records import Measurements
 
 BINS = 512  # by head: a bin of an unbounded measure is 12 % of the value wide
+FEW_SIGNED, FEW_SHARE = replace(SIGNED, low=-1e3, high=1e3, count=BINS), replace(SHARE, count=BINS)
 OWN = ("own_weight", "value_coefficient.exclude_self")
 
 
@@ -28,10 +29,9 @@ class HeadStatistics:
 
     def __init__(self, heads: Heads, units: Units, own: bool):
         self.heads, self.own = heads, own
-        signed, share = replace(SIGNED, low=-1e3, high=1e3, count=BINS), replace(SHARE, count=BINS)
-        kinds = {"value_coefficient.full": signed, "value_fraction": share}
+        kinds = {"value_coefficient.full": FEW_SIGNED, "value_fraction": FEW_SHARE}
         if own:
-            kinds |= {OWN[0]: share, OWN[1]: signed}
+            kinds |= {OWN[0]: FEW_SHARE, OWN[1]: FEW_SIGNED}
         self.names = tuple(kinds)
         columns: dict[str, Any] = {f"{name} {head}": kinds[name] for name in kinds for head in range(heads.query)}
         self.table = Table(columns | dict.fromkeys(self.names), units)
@@ -59,10 +59,20 @@ class HeadStatistics:
         if self.own and self.table.tokens:
             mean = float(self.table.total(OWN[0]).sum()) / self.table.tokens
             nulls["value_coefficient.full"] = Null(mean, 0.0, "mean A_tt: values of others independent of the own one")
-        entries = []
-        for name in self.names:
-            entries.append(Entry(name, name, null=nulls.get(name)))
-            heads = range(self.heads.query)
-            entries += [Entry(name, f"{name} {head}", null=nulls.get(name), fields={"head": head}) for head in heads]
-        add_rows(rows, self.table, entries, fields)
+        add_rows(rows, self.table, entries_by_part(self.names, nulls, "head", self.heads.query), fields)
         return rows
+
+
+def entries_by_part(
+    names: Sequence[str], nulls: Mapping[str, Null], field: str, parts: int, whole: str | None = None
+) -> list[Entry]:
+    """Of every measure its mean over the parts (heads ...), with ``whole`` in ``field``, and each part, with its number there.
+
+    The columns of the table are ``NAME`` and ``NAME PART``.
+    """
+    entries = []
+    for name in names:
+        null = nulls.get(name)
+        entries.append(Entry(name, name, null=null, fields={field: whole}))
+        entries += [Entry(name, f"{name} {part}", null=null, fields={field: part}) for part in range(parts)]
+    return entries

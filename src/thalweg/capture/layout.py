@@ -82,6 +82,20 @@ class Heads:
 
 
 @dataclass(frozen=True)
+class Inner:
+    """Where the inside of a feed-forward sublayer is seen.
+
+    last: dotted last linear map, whose input is the hidden vector h. given: where the sublayer's own input x is seen, after the norm before
+    it, if any. output: where W h + bias is seen, before a norm after the sublayer and a multiplier. width: of h.
+    """
+
+    last: str
+    given: Point
+    output: Point
+    width: int
+
+
+@dataclass(frozen=True)
 class SitePlace:
     """One place where a sublayer writes to the stream.
 
@@ -91,7 +105,7 @@ class SitePlace:
     the update. norm_after: dotted norm over the sum (post-norm models), or None. state, following: where the stream is seen before and
     after. read: of several streams, where their combination is seen that the sublayer reads, before its norm. mixing: of several streams,
     where the weights of the write [b t n] and the matrix ``[from, to]`` [b t n n] are seen.
-    heads: of attention, None with the reason in ``no_heads``.
+    heads: of attention, None with the reason in ``no_heads``. inner: of feed-forward, None with the reason in ``no_inner``.
     """
 
     index: int
@@ -110,6 +124,8 @@ class SitePlace:
     mixing: tuple[Point, Point] | None = None
     heads: Heads | None = None
     no_heads: str = ""
+    inner: Inner | None = None
+    no_inner: str = ""
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,11 @@ from typing import Any, Literal
 from torch import nn
 
 from thalweg import config
-from thalweg.capture.layout import Heads, Located, Part, Point, SitePlace, named_apart
+from thalweg.capture.layout import Heads, Inner, Located, Part, Point, SitePlace, named_apart
+from thalweg.capture.linear import linear_weight
 from thalweg.errors import InputError, UnknownNameError
+
+EXPERTS = "experts: every token passes other maps"
 
 
 @dataclass(frozen=True)
@@ -46,13 +49,26 @@ class HeadsMap:
 
 
 @dataclass(frozen=True)
+class InnerMap:
+    """The inside of a feed-forward sublayer; names within a block.
+
+    last: last linear map, whose input is the hidden vector. given: module whose input is what the sublayer is given; output: module whose
+    output is what the last map gave, dropout included; both empty for the sublayer.
+    """
+
+    last: str
+    given: str = ""
+    output: str = ""
+
+
+@dataclass(frozen=True)
 class SiteMap:
     """One sublayer; names within a block, of which the first of several with ``|`` between them counts that the block has.
 
     kind: ``attention``, ``feed_forward`` or another name. sublayer: module that computes. reads: module whose input is the raw stream; empty
     for the block itself. update: module whose output is added; empty for the sublayer. norm_after: norm over the sum (post-norm). multiplier:
     factor on the update. streams: of many streams, the module that gets them and gives write weights, mixing matrix and what is read.
-    heads: of attention; no_heads: why there are none.
+    heads: of attention; no_heads: why there are none. inner: of feed-forward.
     """
 
     kind: str
@@ -64,6 +80,7 @@ class SiteMap:
     streams: str = ""
     heads: HeadsMap | None = None
     no_heads: str = ""
+    inner: InnerMap | None = None
 
 
 @dataclass(frozen=True)
@@ -176,6 +193,7 @@ def _sites(
         sublayer = full(site.sublayer, "sublayer")
         streams = full(site.streams, "streams") if site.streams else None
         heads, why = _heads(model, site, block, full)
+        inner, why_not = _inner(model, site, sublayer, full)
         placed.append(
             SitePlace(
                 index=first + i,
@@ -194,6 +212,8 @@ def _sites(
                 mixing=(Point(streams, "output", 0), Point(streams, "output", 1)) if streams else None,
                 heads=heads,
                 no_heads=why,
+                inner=inner,
+                no_inner=why_not,
             )
         )
     return placed
@@ -213,6 +233,23 @@ def _heads(model: nn.Module, site: SiteMap, block: str, full: Any) -> tuple[Head
     if query % key_value:
         raise InputError(f"query heads must be a multiple of key-value heads, got {query} and {key_value} in {block}")
     return Heads(query, key_value, width, full(given.value, "value"), full(given.output, "output"), given.part), ""
+
+
+def _inner(model: nn.Module, site: SiteMap, sublayer: str, full: Any) -> tuple[Inner | None, str]:
+    if site.kind != "feed_forward":
+        return None, ""
+    if any(name.rpartition(".")[2] == "experts" for name, _ in model.get_submodule(sublayer).named_modules()):
+        return None, EXPERTS
+    if site.inner is None:
+        return None, "the map names no last linear map of the feed-forward sublayer"
+    last = full(site.inner.last, "inner.last")
+    weight = linear_weight(model.get_submodule(last))
+    if weight is None:
+        kind = type(model.get_submodule(last)).__name__
+        return None, f"{last} is of the class {kind}, which does not show the weight of a linear map"
+    given = full(site.inner.given, "inner.given") if site.inner.given else sublayer
+    output = full(site.inner.output, "inner.output") if site.inner.output else sublayer
+    return Inner(last, Point(given, "input"), Point(output, "output"), weight.shape[1]), ""
 
 
 def size_of(model: nn.Module, name: str) -> int:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from thalweg.capture.heads import OWN
+from thalweg.capture.inner import INNER_MEASURES, inner_places, prove_inner
 from thalweg.capture.layout import Located
 from thalweg.capture.locating import locate
 from thalweg.capture.plan import MeasurePlan, rows_of_a_batch, scratch_of
@@ -41,7 +42,7 @@ DEFAULT = (
     "state_cosine",
     *LOSS_MEASURES,
 )
-MEASURES = (*DEFAULT, *LIKENESS_MEASURES, *HEAD_MEASURES, *OWN)
+MEASURES = (*DEFAULT, *LIKENESS_MEASURES, *HEAD_MEASURES, *OWN, *INNER_MEASURES)
 
 Progress = Callable[[int, MeasurePlan], Any]
 
@@ -57,7 +58,7 @@ class _Asked:
 
 def measure(
     model: nn.Module | str | Path,
-    texts: Iterable[Any] | str,
+    texts: Iterable[Any],
     *,
     tokenizer: Any = None,
     length: int = LENGTH,
@@ -66,6 +67,7 @@ def measure(
     measures: Sequence[str] | None = None,
     values: bool = False,
     own_weights: bool = False,
+    inner: bool = False,
     rank: bool = False,
     cka: bool = False,
     map: Any = None,
@@ -80,18 +82,20 @@ def measure(
     keep the logits under 512 MiB, at most 8), until ``tokens`` are read (None: all). measures: names to keep, None: the default set.
 
     Opt-in: values (every attention head in value space), own_weights (with A_tt and the exclude-self coefficient; wraps the attention
-    function), rank (effective rank of every state instead of nine), cka (CKA and cosine of every two layers). map: of the layers, as for
-    :func:`thalweg.capture.locate`. progress(done, plan): called before the first pass and after each. name: stands in every row.
+    function), inner (feed-forward sublayers by block of their hidden vector, as wide as the stream; against what the sublayer is given and
+    against the raw stream, as the source does not say which it means: :mod:`thalweg.geometry.inner`), rank (effective rank of every state
+    instead of nine), cka (CKA and cosine of every two layers). map: of the layers, as for :func:`thalweg.capture.locate`.
+    progress(done, plan): called before the first pass and after each. name: stands in every row.
 
-    The capture is proved by replay before anything is measured, on the first 2 x 128 tokens; the proof is the row ``capture_error``, that of
-    the heads ``capture_error.values``. With ``allow_unverified`` a failed proof is recorded there instead of raised.
+    The capture is proved by replay before anything is measured, on the first 2 x 128 tokens; the proof is the row ``capture_error``, those of
+    heads and of insides ``capture_error.values`` and ``.inner``. With ``allow_unverified`` a failed proof is recorded there instead of raised.
 
     Rows: ``value`` is the mean over tokens with a bootstrap interval over documents (over windows, of fewer than eight documents);
     ``NAME.sd`` and ``NAME.median`` (low, high: p10, p90) say how tokens differ. Of a causal model ``loss`` and ``token_perplexity`` come
     from the same pass, how the text was cut stands in their ``split``. The model is left as it was.
     Raises: InputError, CaptureError, ProofError; UnknownNameError for a measure that does not exist.
     """
-    options = StatisticsOptions(rank=rank, cka=cka, values=values, own_weights=own_weights)
+    options = StatisticsOptions(rank=rank, cka=cka, values=values, own_weights=own_weights, inner=inner)
     options = _wanted(measures, options)
     asked = _open(model, tokenizer, name)
     located = locate(asked.model, map)
@@ -102,6 +106,7 @@ def measure(
     if isinstance(rows_each, bool) or not isinstance(rows_each, int) or rows_each < 1:
         raise InputError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
     _check_heads(located, options)
+    left_out = inner_places(located)[1] if options.inner else ()
     batches = lambda: text.batches(rows_each, _padding(asked.tokenizer))  # noqa: E731
     first = next(iter(batches()))
     _check_ids(text, vocabulary)
@@ -109,8 +114,11 @@ def measure(
     words = _prove(located, first, allow_unverified, found)
     if options.values or options.own_weights:
         _prove_heads(located, first, allow_unverified, found)
+    if options.inner:
+        kind = "tolerance: last map of the hidden vector against what the sublayer gives"
+        _prove_part(prove_inner, "inner", kind, located, first, allow_unverified, found)
     statistics = Statistics(located, text.units, options)
-    plan = _plan(located, text, rows_each, statistics, vocabulary, words)
+    plan = _plan(located, text, rows_each, statistics, vocabulary, words, left_out)
     loss = _Loss(text.units) if located.causal and located.head is not None else None
     _run(located, batches(), statistics, loss, options, plan, progress)
     found.extend(statistics.measurements())
@@ -133,7 +141,8 @@ def _run(
     if progress is not None:
         progress(0, plan)
     values = bool(statistics.heads)
-    with evaluated(model), torch.no_grad(), watch(located, statistics, values, values and options.own_weights):
+    own, inner = values and options.own_weights, options.inner
+    with evaluated(model), torch.no_grad(), watch(located, statistics, values, own, inner):
         for done, batch in enumerate(batches, 1):
             start = time.perf_counter()
             statistics.begin(batch.unit_of_row)
@@ -200,20 +209,42 @@ def _prove_heads(located: Located, batch: Batch, allow_unverified: bool, rows: M
     """
     if located.found_by == "own":
         return
+    kind = "tolerance: attention weights times values against o"
+    _prove_part(prove_values, "values", kind, located, batch, allow_unverified, rows)
+
+
+def _prove_part(
+    prove_it: Callable[..., dict[str, float]],
+    part: str,
+    kind: str,
+    located: Located,
+    batch: Batch,
+    allow_unverified: bool,
+    rows: Measurements,
+) -> None:
+    """The proof of a part of the sublayers as the row ``capture_error.PART``. Raises: ProofError, InputError."""
     call = {name: x[:PROOF_ROWS, :HEAD_PROOF_TOKENS] for name, x in batch.call.items()}
     try:
-        errors = prove_values(located, call)
+        errors = prove_it(located, call)
     except (ProofError, InputError) as error:
         if not allow_unverified:
             raise
-        rows.add("capture_error.values", math.nan, null_kind=f"not verified: {error}", n=1)
+        rows.add(f"capture_error.{part}", math.nan, null_kind=f"not verified: {error}", n=1)
         return
     at = max(errors, key=errors.__getitem__)
-    allowed, kind = TOLERANCE.get(dtype_of(located.model)), "tolerance: attention weights times values against o"
-    rows.add("capture_error.values", errors[at], site=at, null=allowed, null_kind=kind, n=call["input_ids"].numel())
+    allowed = TOLERANCE.get(dtype_of(located.model))
+    rows.add(f"capture_error.{part}", errors[at], site=at, null=allowed, null_kind=kind, n=call["input_ids"].numel())
 
 
-def _plan(located: Located, text: Text, rows: int, statistics: Statistics, vocabulary: int, proof: str) -> MeasurePlan:
+def _plan(
+    located: Located,
+    text: Text,
+    rows: int,
+    statistics: Statistics,
+    vocabulary: int,
+    proof: str,
+    left_out: tuple[str, ...],
+) -> MeasurePlan:
     windows = len(text.windows)
     return MeasurePlan(
         documents=text.documents,
@@ -226,7 +257,7 @@ def _plan(located: Located, text: Text, rows: int, statistics: Statistics, vocab
         scratch=scratch_of(rows, text.length, located.width, vocabulary if located.causal else 0),
         dtype=str(dtype_of(located.model)).removeprefix("torch."),
         proof=proof,
-        notes=(*located.notes, *text.notes),
+        notes=(*located.notes, *text.notes, *left_out),
     )
 
 
@@ -244,6 +275,7 @@ def _wanted(measures: Sequence[str] | None, options: StatisticsOptions) -> Stati
         cka=options.cka or bool(names & set(LIKENESS_MEASURES)),
         values=options.values or bool(names & set(HEAD_MEASURES)),
         own_weights=options.own_weights or bool(names & set(OWN)),
+        inner=options.inner or bool(names & set(INNER_MEASURES)),
     )
 
 

@@ -305,6 +305,10 @@ def _path_of(path: str | Path, rank: int | None) -> Path:
     found = Path(path)
     if found.suffix != ".jsonl":
         raise InputError(f"path must end in .jsonl, got {found}; write other formats ({', '.join(FORMATS)}) by save()")
+    if not found.parent.is_dir():
+        raise InputError(
+            f"{found} cannot be written: there is no folder {found.parent}; make it or choose another place"
+        )
     return found if rank is None else found.with_name(f"{found.stem}-rank{rank}.jsonl")
 
 

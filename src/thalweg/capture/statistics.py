@@ -15,6 +15,7 @@ from torch import Tensor
 
 from thalweg.capture.heads import HeadStatistics
 from thalweg.capture.histogram import ANGLE, COSINE, POSITIVE, SHARE, SIGNED
+from thalweg.capture.inner import InnerStatistics, inner_places
 from thalweg.capture.layout import Located, SitePlace
 from thalweg.capture.likeness import Likeness
 from thalweg.capture.states import StateStatistics, Tokens
@@ -46,7 +47,8 @@ class StatisticsOptions:
     """What is measured beside the default set.
 
     spectra: effective rank of the states at nine depths; rank: at every site. cka: CKA and cosine between the layers. values: attention by
-    head in value space; own_weights: with A_tt, what a token reads of itself, and with what it reads of others alone.
+    head in value space; own_weights: with A_tt, what a token reads of itself, and with what it reads of others alone. inner: feed-forward
+    sublayers by block of their hidden vector.
     """
 
     spectra: bool = True
@@ -54,6 +56,7 @@ class StatisticsOptions:
     cka: bool = False
     values: bool = False
     own_weights: bool = False
+    inner: bool = False
 
 
 class Statistics:
@@ -77,6 +80,8 @@ class Statistics:
             for place in places
             if place.heads is not None and (self.options.values or self.options.own_weights)
         }
+        opened = inner_places(located)[0] if self.options.inner else ()
+        self.inner = {place.index: InnerStatistics(place, located, units) for place in opened}
         starts = [place.index for place in places if place.index == 0 or places[place.index - 1].layer != place.layer]
         self.likeness = Likeness([*starts, len(places)], width) if self.options.cka else None
         self.last = {place.layer: place.index for place in places}
@@ -92,6 +97,7 @@ class Statistics:
             *self.steps.values(),
             *self.layers.values(),
             *self.heads.values(),
+            *self.inner.values(),
         ]
         return sum(part.bytes for part in parts) + (self.likeness.bytes if self.likeness else 0)
 
@@ -130,6 +136,8 @@ class Statistics:
             self.steps[place.index].add(lengths(state, tokens.flat(following) - state), tokens.unit)
         if place.index in self.heads and event.values is not None:
             self.heads[place.index].add(event.values, tokens)
+        if place.index in self.inner and event.inner is not None:
+            self.inner[place.index].add(event.inner, read, tokens)
         if self.last[place.layer] == place.index:
             before = self._layer[1]
             after = tokens.flat(following)
@@ -183,6 +191,8 @@ class Statistics:
             where = {"site": f"layers.{layer}", "layer": layer, "branch": "layer"}
             rows.extend(part.measurements({**fields, **stream, **where}))
         for index, part in self.heads.items():
+            rows.extend(part.measurements({**fields, **named[index]}))
+        for index, part in self.inner.items():
             rows.extend(part.measurements({**fields, **named[index]}))
         if self.likeness is not None:
             rows.extend(self.likeness.measurements(named, {**fields, **stream}))

@@ -142,8 +142,9 @@ def _described(model: nn.Module, list_name: str, seen: Watched, ids: Tensor) -> 
     spelled = Map(blocks=list_name, sites=maps[0][1], width=width, causal=_causal(model, ids, seen.output), **ends)
     located = place_blocks(model, spelled, maps, found_by="structure")
     from thalweg.capture.structure_heads import with_heads
+    from thalweg.capture.structure_inner import with_inner
 
-    return with_heads(located, ids)
+    return with_inner(with_heads(located, ids), ids)
 
 
 def _solve(block: str, calls: list[Call]) -> list[Step]:

@@ -7,7 +7,7 @@ checkpointing repeats in the backward pass are not counted: only what happens in
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -30,6 +30,14 @@ class ValueEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class InnerEvent:
+    """Inside a feed-forward sublayer. x [b t d]: what it is given; h [b t m]: input of its last linear map."""
+
+    x: Float[Tensor, "b t d"]
+    h: Float[Tensor, "b t m"]
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     """What happened at one site; tensors are the model's own, detached: look at them during the call, do not keep or change them.
 
@@ -48,6 +56,7 @@ class Event:
     next_states: Float[Tensor, "b t n d"] | None = None
     values: ValueEvent | None = None
     seen: "dict[str, Any] | None" = None
+    inner: InnerEvent | None = None
 
 
 OnEvent = Callable[[Event], Any]
@@ -92,13 +101,16 @@ class Tap(Protocol):
 
 
 @contextmanager
-def watch(located: Located, on_event: OnEvent, values: bool = False, own_weights: bool = False) -> Iterator[None]:
+def watch(
+    located: Located, on_event: OnEvent, values: bool = False, own_weights: bool = False, inner: bool = False
+) -> Iterator[None]:
     """Call ``on_event`` once per site as every forward pass of ``located.model`` goes by.
 
-    values: with o and v of attention sites that have heads. own_weights: with A_tt too. Hooks are gone afterwards, also after an exception;
-    the training mode stays as it is. Raises: CaptureError where a pass ends and a site was not seen; what ``on_event`` raises.
+    values: with o and v of attention sites that have heads. own_weights: with A_tt too. inner: with x and h of feed-forward sites whose last
+    map is known. Hooks are gone afterwards, also after an exception; the training mode stays as it is.
+    Raises: CaptureError where a pass ends and a site was not seen; what ``on_event`` raises.
     """
-    recorder = Recorder(located, on_event, values=values or own_weights, own_weights=own_weights)
+    recorder = Recorder(located, on_event, values=values or own_weights, own_weights=own_weights, inner=inner)
     with ExitStack() as stack:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         if own_weights:
@@ -113,13 +125,22 @@ def watch(located: Located, on_event: OnEvent, values: bool = False, own_weights
 class Recorder:
     """Collects the parts of every site and calls ``on_event`` when a site is complete and all before it are."""
 
-    def __init__(self, located: Located, on_event: OnEvent, *, values: bool = False, own_weights: bool = False):
+    def __init__(
+        self,
+        located: Located,
+        on_event: OnEvent,
+        *,
+        values: bool = False,
+        own_weights: bool = False,
+        inner: bool = False,
+    ):
         self.located, self.on_event, self.own_weights = located, on_event, own_weights
         self.tap: Tap = located.tap(located) if located.tap is not None else HookTap(located)
         self.running, self.call, self.real = False, ((), {}), None
         self.slots: list[dict[str, Any]] = [{} for _ in located.sites]
         self.due = 0
         self.valued = {p.index for p in located.attention if values and p.heads is not None}
+        self.opened = {p.index for p in located.sites if inner and p.inner is not None}
         self.needed = [self.needs(place) for place in located.sites]
         self.owners: dict[int, int] = {}
         if own_weights:
@@ -136,6 +157,11 @@ class Recorder:
             assert heads is not None
             yield self.at(Point(heads.value, "output"), self.see, i, "v")
             yield self.at(Point(heads.output, "input"), self.see, i, "o")
+        for i in self.opened:
+            inner = self.located.sites[i].inner
+            assert inner is not None
+            yield self.at(inner.given, self.see, i, "x")
+            yield self.at(Point(inner.last, "input"), self.see, i, "h")
 
     def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.running, self.call, self.real, self.due = True, (args, kwargs), None, 0
@@ -168,6 +194,8 @@ class Recorder:
         wanted = self.tap.parts(place)
         if place.index in self.valued:
             wanted |= {"o", "v"} | ({"own"} if self.own_weights else set())
+        if place.index in self.opened:
+            wanted |= {"x", "h"}
         return wanted
 
     def see(self, index: int, part: str, value: Any) -> None:
@@ -200,7 +228,19 @@ class Recorder:
         device = seen["update"].device  # a model over several devices hands the stream on inside the next block
         if any(isinstance(x, Tensor) and x.device != device for x in seen.values()):
             seen = tree_map_only(Tensor, lambda x: x.to(device), seen)
-        return self.tap.event(place, seen, self.real.to(device), values)
+        event = self.tap.event(place, seen, self.real.to(device), values)
+        return event if index not in self.opened else replace(event, inner=_inner(place, seen))
+
+
+def _inner(place: SitePlace, seen: dict[str, Any]) -> InnerEvent:
+    """Raises: CaptureError where the sublayer runs its tokens in parts."""
+    x, h = seen["x"], seen["h"]
+    if x.shape[:-1] != h.shape[:-1]:
+        raise CaptureError(
+            f"{place.sublayer} is given {list(x.shape)} and its last map {list(h.shape)}: it does not take its tokens as they come, "
+            f"so its inside cannot be watched (of transformers: set chunk_size_feed_forward to 0)"
+        )
+    return InnerEvent(x, h)
 
 
 class HookTap:

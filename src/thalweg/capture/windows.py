@@ -61,12 +61,10 @@ class Text:
             yield _batch(self.windows[start : start + size], padding_id)
 
 
-def cut(
-    texts: Iterable[Any] | str, encode: Callable[[str], Sequence[int]] | None, length: int, tokens: int | None
-) -> Text:
+def cut(texts: Iterable[Any], encode: Callable[[str], Sequence[int]] | None, length: int, tokens: int | None) -> Text:
     """Disjoint windows of at most ``length`` tokens of every document.
 
-    texts: strings, or token ids; one string is one document. encode: from a string to its token ids. tokens: windows are taken in order
+    texts: strings, or token ids, one for each document. encode: from a string to its token ids. tokens: windows are taken in order
     until they hold as many. Documents of fewer than two tokens are left out, and said.
     Intervals are over documents, or over windows where fewer than eight documents are there, in at most 512 groups.
     Raises: InputError for no text, text without a tokenizer, or numbers out of range.
@@ -74,9 +72,13 @@ def cut(
     for name, value, least in (("length", length, LEAST_TOKENS), ("tokens", tokens, LEAST_TOKENS)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
             raise InputError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    if isinstance(texts, str):
+        raise InputError(
+            "texts are a list of documents, got one text; write [text], or of a file: thalweg.evaluation.documents_of(FILE)"
+        )
     found: list[tuple[int, list[int], list[int]]] = []
     read, given, short, longest = 0, 0, 0, 0
-    for document, text in enumerate([texts] if isinstance(texts, str) else texts):
+    for document, text in enumerate(texts):
         given += 1
         if tokens is not None and read >= tokens:
             continue

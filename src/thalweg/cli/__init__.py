@@ -19,7 +19,7 @@ COMMANDS = {
     "show": "everything about one of them",
     "train": "train one model, or go on with a run",
     "generate": "text from a trained run",
-    "measure": "the stream geometry of a trained run: gradients, mixing of streams, what replacing it costs",
+    "measure": "how layers write to the residual stream, of anybody's model or of a trained run",
     "study": "plan files: new, check, lock, run, verdict",
     "report": "one offline HTML file from a plan or a run",
     "compare-runs": "two runs side by side: first difference, losses, cost",

@@ -106,6 +106,8 @@ def confirm_output(path: str, overwrite: bool) -> None:
     folder = Path(path).parent
     if Path(path).is_dir():
         raise InputError(f"{path} is a folder; name a file in it")
+    if Path(path).exists() and not Path(path).is_file():
+        raise InputError(f"{path} is no file (a device or a pipe), and is not written over; name a file")
     if Path(path).exists() and not overwrite:
         raise InputError(f"{path} exists; choose another name or say --overwrite")
     if not folder.exists():

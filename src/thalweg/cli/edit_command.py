@@ -20,11 +20,14 @@ token's, in the place of every token's own coefficient, measured on the shipped 
 Exit codes: 0 done; 2 cannot be opened, edited or scored; 5 a proof failed, or the no-op is none"""
 
 
+GIVEN = ("parallel", "perpendicular", "control", "coefficient")
+
+
 def configure(parser) -> None:
     parser.add_argument("model", metavar="MODEL", help="folder, GGUF file, name on a hub, model at hand, or a run")
     parser.add_argument("--site", default="value", help="value, attention, mlp or block (value)")
-    parser.add_argument("--parallel", type=float, default=1.0, metavar="S", help="scale of the part along (1)")
-    parser.add_argument("--perpendicular", type=float, default=1.0, metavar="S", help="scale of the part across (1)")
+    parser.add_argument("--parallel", type=float, metavar="S", help="scale of the part along (1)")
+    parser.add_argument("--perpendicular", type=float, metavar="S", help="scale of the part across (1)")
     parser.add_argument("--control", help="diagonal, random, random_normal or random_direction, in place of the edit")
     parser.add_argument("--coefficient", help="layer_mean or other_token, in place of each token's own")
     edit_flags.add_edit(parser)
@@ -36,11 +39,13 @@ def configure(parser) -> None:
 
 
 def run(args) -> ExitCode:
-    options = options_of(args)  # a slip is told before a model is loaded
     if args.tokens < 1:
         raise InputError(f"tokens must be at least 1, got {args.tokens}")
+    options = options_of(args)  # a slip is told before a model is loaded
+    documents = edit_flags.documents_for(args) if args.generate is None else None
     opened = edit_flags.opened_of(args)
-    found = generated(args, opened, options) if args.generate is not None else evaluated(args, opened, options)
+    edit_flags.placed(opened, options)
+    found = generated(args, opened, options) if documents is None else evaluated(args, opened, options, documents)
     emit(found) if args.json else _print(found)
     return ExitCode.OK
 
@@ -56,15 +61,24 @@ def options_of(args):
     site = edit_flags.sites_of(args.site)
     if len(site) != 1:
         raise InputError(f"an edit has one site, got {args.site!r}; give one, or use thalweg sweep for several")
-    return EditOptions(site=site[0], parallel=args.parallel, perpendicular=args.perpendicular, seed=args.seed, **values)
+    for name in ("parallel", "perpendicular"):
+        if getattr(args, name) is not None:
+            values[name] = getattr(args, name)
+    made = EditOptions(site=site[0], seed=args.seed, **values)
+    if values.keys().isdisjoint(GIVEN):
+        raise InputError(
+            f"nothing says what is done to {made.site}; give --parallel, --perpendicular, --control or --coefficient"
+        )
+    return made
 
 
-def evaluated(args, opened, options) -> dict[str, Any]:
+def evaluated(args, opened, options, documents) -> dict[str, Any]:
     """Score the model unedited, at the no-op and edited."""
-    from thalweg.cli.eval_command import Steps
+    from thalweg.cli.eval_command import Steps, cost_line
     from thalweg.editing import Point, audit, edit, sweep
+    from thalweg.evaluation.jobs import cost_of
 
-    job, documents = edit_flags.job_of(args, opened)
+    job = edit_flags.job_of(args, opened, documents)
     proof = edit_flags.proved(opened, documents[0].text)
 
     def tell(text: str) -> None:
@@ -72,6 +86,8 @@ def evaluated(args, opened, options) -> dict[str, Any]:
 
     tell(edit_flags.proof_line(proof))
     tell(job.plan)
+    edits = int(not options.is_identity)
+    tell(cost_line(cost_of(opened.model, [job], 2 + edits), 1, edits))
     calibration = _calibration(opened, options)
     steps = Steps(tell)
 
@@ -94,6 +110,8 @@ def evaluated(args, opened, options) -> dict[str, Any]:
         "drift": result.drift,
         "unedited": done.unedited.values(),
         "differences": [one.plain() for one in result.differences],
+        "facts": result.scores.facts,
+        "items": job.name,
     }
     if args.audit:
         batch = edit_flags.first_batch(opened, documents[0].text, 512)
@@ -158,6 +176,7 @@ def _calibration(opened, options) -> Any:
 
 
 def _print(found: dict[str, Any]) -> None:
+    from thalweg.cli.eval_command import ITEMS
     from thalweg.reports.symlog import between
     from thalweg.reports.text import number
 
@@ -176,7 +195,7 @@ def _print(found: dict[str, Any]) -> None:
                     number(one["edited"]),
                     number(one["difference"]),
                     between(one["low"], one["high"]),
-                    number(one["sign_flip_p"]),
+                    edit_flags.p_value(one["sign_flip_p"], one["n"]),
                     one["n"],
                 ),
                 strict=True,
@@ -185,11 +204,14 @@ def _print(found: dict[str, Any]) -> None:
         for one in found["differences"]
     ]
     table(rows, {name: name for name in columns})
-    print(
-        f"no-op: {number(found['drift'])} of the log likelihood off the unedited model"
-        if found["drift"] is not None
-        else ""
+    few = edit_flags.few_line(found["n"], ITEMS.get(found["items"], "item"))
+    drift = (
+        ""
+        if found["drift"] is None
+        else f"no-op: {number(found['drift'])} of the log likelihood off the unedited model"
     )
+    for line in filter(None, (edit_flags.order_line(found["facts"]), few, drift)):
+        print(line)
     if "audit" in found:
         shown = [row for row in found["audit"] if "head" not in row]
         table(

@@ -5,14 +5,13 @@ from typing import Any
 
 from thalweg.errors import InputError
 
-ALIASES = {"attn": "attention", "values": "value", "v": "value", "feed_forward": "mlp", "ffn": "mlp"}
 PROOF_TOKENS = 64
 
 
 def add_edit(parser) -> None:
     """Which layers, heads and passes an edit holds for, and how values are read."""
     group = parser.add_argument_group("where")
-    group.add_argument("--layers", metavar="WHICH", help="1: or 0,3 or last (all)")
+    group.add_argument("--layers", metavar="WHICH", help="0,3 or 1: or last or 5:11 (= 5-10, layers 5 to 10) (all)")
     group.add_argument("--skip-first", type=int, default=0, metavar="N", help="leave out the first N layers (0)")
     group.add_argument("--phase", default="all", help="all, prefill or decode (all)")
     values = parser.add_argument_group("of values")
@@ -62,8 +61,25 @@ def common_options(args) -> dict[str, Any]:
 
 
 def sites_of(text: str) -> list[str]:
-    """``value,attn,mlp`` -> names of sites."""
-    return [ALIASES.get(part.strip(), part.strip()) for part in text.split(",") if part.strip()]
+    """``value,attn,mlp`` -> names of sites. Raises: UnknownNameError."""
+    from thalweg.editing.options import site_of
+
+    return [site_of(part) for part in text.split(",") if part.strip()]
+
+
+def documents_for(args):
+    """The documents that are scored, with what no model could take refused before one is opened. Raises: InputError."""
+    if args.phase == "decode":
+        raise InputError(
+            "a text is scored in passes over whole windows, which are prefills, so an edit of phase decode would never act; use --generate"
+        )
+    from thalweg.evaluation import documents_of
+    from thalweg.evaluation.scoring import check_batch
+
+    check_batch(args.batch_size, "right")
+    if args.window is not None and args.window < 1:
+        raise InputError(f"a window has at least 1 token, got {args.window}")
+    return documents_of(args.text).first(args.limit)
 
 
 def opened_of(args):
@@ -79,22 +95,29 @@ def opened_of(args):
     return opened
 
 
-def job_of(args, opened):
-    """How the model is scored: perplexity of a decoder, masked loss of an encoder with a head, embeddings of one without."""
-    from thalweg.evaluation import documents_of, jobs
+def placed(opened, options):
+    """What an edit would act on, refused where the model cannot have it, before anything is proved. Raises: ThalwegError."""
+    from thalweg.editing import edit
 
-    documents = documents_of(args.text).first(args.limit)
+    with edit(opened.model, options.as_noop(), forced=True) as facts:
+        return facts
+
+
+def job_of(args, opened, documents):
+    """How the model is scored: perplexity of a decoder, masked loss of an encoder with a head, embeddings of one without."""
+    from thalweg.evaluation import jobs
+
     model, tokenizer = opened.model, opened.require_tokenizer()
     if opened.kind == "decoder":
-        return jobs.text_job(model, tokenizer, documents, window=args.window, batch_size=args.batch_size), documents
+        return jobs.text_job(model, tokenizer, documents, window=args.window, batch_size=args.batch_size)
     if opened.kind == "masked-lm":
         more = {"window": args.window, "seed": args.seed, "batch_size": args.batch_size}
-        return jobs.masked_job(model, tokenizer, documents, **more), documents
+        return jobs.masked_job(model, tokenizer, documents, **more)
     if args.window is not None:
         raise InputError(
             "an encoder without a head is compared by the embeddings of whole paragraphs; leave --window out"
         )
-    return jobs.embedding_job(model, tokenizer, documents, batch_size=args.batch_size, seed=args.seed), documents
+    return jobs.embedding_job(model, tokenizer, documents, batch_size=args.batch_size, seed=args.seed)
 
 
 def first_batch(opened, text: str, tokens: int = PROOF_TOKENS) -> dict[str, Any]:
@@ -131,6 +154,35 @@ def proof_line(proof: dict[str, Any]) -> str:
         f"proof: the stream of {proof['family']} (by {proof['found_by']}) replayed at every site and at the end, worst error "
         f"{proof['worst']:.1e} at {proof['at']} (allowed {proof['tolerance']:.0e})"
     )
+
+
+def few_line(n: int, noun: str = "document") -> str:
+    """What so few paired items cannot say, for people; empty for enough."""
+    if n == 1:
+        return f"one {noun}: no interval; give more {noun}s"
+    least = f"p can be no smaller than {2.0 ** (1 - n):g}"
+    if n < 3:
+        return f"{n} {noun}s: no interval (it needs 3), and {least}; give more {noun}s"
+    return f"{n} {noun}s: {least}" if n < 6 else ""
+
+
+def p_value(p: float, n: int) -> str:
+    """For people; a dash for one item, whose sign says nothing."""
+    from thalweg.reports.text import NONE, number
+
+    return NONE if n == 1 else number(p)
+
+
+def order_line(facts: dict[str, Any]) -> str:
+    """What became of the order of pairs of texts, where that was evaluated; for people."""
+    from thalweg.reports.symlog import between
+    from thalweg.reports.text import number
+
+    found = facts.get("pair_similarity_spearman")
+    if found is None:
+        return ""
+    note = found.get("note") or f"95 % interval {between(found['low'], found['high'])}"
+    return f"pair_similarity_spearman: {number(found['value'])} ({note})"
 
 
 def name_of(model: str) -> str:

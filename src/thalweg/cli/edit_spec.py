@@ -1,15 +1,16 @@
 """An edit as one word on the command line: ``value:parallel=0.5,exclude-self,layers=1:``."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from thalweg.cli.edit_flags import ALIASES
 from thalweg.errors import InputError, UnknownNameError
 
 FLAGS = {"exclude_self": ("exclude_self", True), "full_aggregate": ("exclude_self", False)}
 NUMBERS = ("parallel", "perpendicular")
 COUNTS = ("skip_first", "seed")
+_NUMBERS = re.compile(r"-?\d+(-\d+)?")
 TEXTS = ("group", "layers", "phase", "control", "coefficient", "reference", "route")
 
 
@@ -24,11 +25,15 @@ def edits_of(given: Sequence[str]) -> dict[str, Any]:
 
 
 def edit_of(text: str):
-    """One edit. Lists are joined by ``+`` (``heads=0+2``, ``layers=0+3``); a slice of layers is ``1:``. Raises: InputError."""
+    """One edit. Lists are joined by ``+`` (``heads=0+2``, ``layers=0+3``); a slice of layers is ``5:11``, the same as ``5-10``.
+
+    Raises: InputError.
+    """
     from thalweg.editing import EditOptions
 
     site, _, rest = text.partition(":")
-    values: dict[str, Any] = {"site": ALIASES.get(site.strip(), site.strip())}
+    values: dict[str, Any] = {"site": site.strip()}
+    last = ""
     for part in filter(None, (part.strip() for part in rest.split(","))):
         name, sign, value = part.partition("=")
         name, value = name.strip().replace("-", "_"), value.strip()
@@ -40,12 +45,16 @@ def edit_of(text: str):
             key, value = name, _number(value, part, float if name in NUMBERS else int)
         elif name in TEXTS:
             key, value = name, value.replace("+", ",")
+        elif last.startswith(("layers=", "heads=")) and _NUMBERS.fullmatch(part):
+            raise InputError(
+                f"a comma begins the next option, got {part!r} after {last!r}; join numbers by +: {last}+{part}"
+            )
         else:
             known = [f.name for f in fields(EditOptions) if f.name != "site"]
             raise UnknownNameError("option of an edit", name, [n.replace("_", "-") for n in [*known, "full_aggregate"]])
         if key in values:
             raise InputError(f"{text!r} says {key.replace('_', '-')} twice")
-        values[key] = value
+        values[key], last = value, part
     return EditOptions(**values)
 
 

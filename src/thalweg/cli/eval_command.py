@@ -16,15 +16,16 @@ EXAMPLES = """examples:
 
 Without --text, --ruler, --choices, --tasks or --preset: the perplexity of the novel held out of the shipped corpus (of an encoder with a
 head its masked loss, of one without what edits do to its embeddings). An edit is SITE:NAME=VALUE,...: site value, attention, mlp or block;
-parallel, perpendicular (scales that are kept), exclude-self or full-aggregate, group, layers=1: or 0+3, heads=0+2, skip-first, phase,
-control, coefficient, reference, route. Its baseline is the same edit at scales 1; a no-op that moves the likelihood by more than 1e-3 of
-itself stops the run (exit code 5). Intervals are over documents, questions or samples.
+parallel, perpendicular (scales that are kept), exclude-self or full-aggregate, group, heads=0+2, skip-first, phase, control, coefficient,
+reference, route, layers=1: or 0+3 or 5:11 (= 5-10, layers 5 to 10). Its baseline is the same edit at scales 1; a no-op that moves the
+likelihood by more than 1e-3 of itself stops the run (exit code 5). Intervals are over documents, questions or samples.
 
 Rows go to items.jsonl in the output folder as they come, so Ctrl-C loses nothing; measurements.jsonl holds what reports read.
 
 Exit codes: 0 done; 2 cannot be read or evaluated; 5 a no-op is none; 130 interrupted, the rows so far are kept"""
 
 GIB = 2**30
+ITEMS = {"text": "document", "masked": "document", "embeddings": "paragraph"}  # task -> what its numbers are of
 
 
 def configure(parser) -> None:
@@ -65,7 +66,7 @@ def run(args) -> ExitCode:
     from thalweg.evaluation.keeping import Kept
 
     options = edits_of(args.edit)  # a slip is told before a model is loaded
-    _check(args)
+    documents = _check(args)
     folder = check_new(args.output or _default(args.model))
     opened = open_any(args.model, which=args.which, quiet=args.quiet, dtype=args.dtype, backend=args.backend)
 
@@ -74,7 +75,7 @@ def run(args) -> ExitCode:
 
     for line in (opened.name, *opened.notes):
         tell(line)
-    jobs = jobs_of(args, opened)
+    jobs = jobs_of(args, opened, documents)
     with Kept(folder, model=opened.name, dtype=_dtype(opened.model)) as kept:
         found = evaluate(args, opened, jobs, options, kept, tell)
     if args.json:
@@ -89,11 +90,10 @@ def evaluate(args, opened, jobs, options, kept, tell) -> dict[str, Any]:
     from thalweg.evaluation.jobs import cost_of
     from thalweg.evaluation.paired import evaluate_edits
 
-    passes = 1 + len({str(option.as_noop()) for option in options.values()}) + len(options)
+    noops = len({option.as_noop().describe() for option in options.values()})
     for job in jobs:
         tell(job.plan)
-    cost = cost_of(opened.model, jobs, passes)
-    tell(cost_line(cost, passes, len(options)))
+    tell(cost_line(cost_of(opened.model, jobs, 1 + noops + len(options)), noops, len(options)))
     tell(f"rows: {kept.items}")
     steps = Steps(tell)
 
@@ -164,17 +164,15 @@ def calibration(opened) -> list[dict[str, Any]]:
     return [{"input_ids": torch.tensor([ids[i : i + length]], device=device)} for i in range(0, len(ids), length)]
 
 
-def jobs_of(args, opened) -> list[Any]:
-    """What the arguments ask for, checked on this model. Raises: ThalwegError."""
+def jobs_of(args, opened, documents) -> list[Any]:
+    """What the arguments ask for, checked on this model. documents: None where no text is asked for. Raises: ThalwegError."""
     from thalweg.data.tasks.text_file import decode, read_bytes
-    from thalweg.evaluation import documents_of, jobs
+    from thalweg.evaluation import jobs
     from thalweg.evaluation.lm_eval import preset
 
     model, tokenizer = opened.model, opened.require_tokenizer()
     found = []
-    asked = args.ruler or args.choices or args.tasks or args.preset
-    if args.text or not asked:
-        documents = documents_of(args.text).first(args.limit)
+    if documents is not None:
         if opened.kind == "encoder":
             if not args.edit:
                 raise InputError(
@@ -209,8 +207,9 @@ def jobs_of(args, opened) -> list[Any]:
     return found
 
 
-def _check(args) -> None:
-    """Raises: ThalwegError for arguments that no model could answer."""
+def _check(args) -> Any:
+    """The documents that are asked for, None without. Raises: ThalwegError for arguments that no model could answer."""
+    from thalweg.cli.edit_flags import documents_for
     from thalweg.evaluation.lm_eval import check_installed, preset
     from thalweg.evaluation.ruler import names_of
 
@@ -224,6 +223,8 @@ def _check(args) -> None:
         names_of(args.ruler)
     if args.include_path and not args.tasks:
         raise InputError("--include-path is where tasks of --tasks are looked for; give --tasks too")
+    asked = args.ruler or args.choices or args.tasks or args.preset
+    return documents_for(args) if args.text or not asked else None
 
 
 def _default(model: str) -> Path:
@@ -252,11 +253,14 @@ class Steps:
         return on_step
 
 
-def cost_line(cost, passes: int, edits: int) -> str:
+def cost_line(cost, noops: int, edits: int) -> str:
+    """The plan of one unedited run, so many no-ops and so many edits; for people."""
     memory = f"about {cost.bytes / GIB:.1f} GiB of memory for weights and logits"
     seconds = cost.seconds
     took = "time not known before" if seconds != seconds else f"about {_time(seconds)}, from one timed pass"
-    runs = "1 run" if edits == 0 else f"{passes} runs (unedited, no-op, {edits} edit{'s' * (edits > 1)})"
+    parts = ["unedited", "no-op" if noops == 1 else f"{noops} no-ops", f"{edits} edit{'s' * (edits > 1)}"]
+    said = parts[: 1 + (noops > 0)] + parts[2:] * (edits > 0)
+    runs = "1 run" if len(said) == 1 else f"{1 + noops + edits} runs ({', '.join(said)})"
     return f"plan: {runs}, {took}, {memory}"
 
 
@@ -314,6 +318,8 @@ def _print(found: dict[str, Any]) -> None:
 
 
 def _print_edits(edits, number, between) -> None:
+    from thalweg.cli.edit_flags import few_line, order_line, p_value
+
     rows = [
         {
             "edit": one["edit"],
@@ -323,7 +329,7 @@ def _print_edits(edits, number, between) -> None:
             "edited": number(row["edited"]),
             "difference": number(row["difference"]),
             "between": between(row),
-            "p": number(row["sign_flip_p"]),
+            "p": p_value(row["sign_flip_p"], row["n"]),
             "n": row["n"],
         }
         for one in edits
@@ -331,3 +337,13 @@ def _print_edits(edits, number, between) -> None:
     ]
     heads = {name: name for name in ("edit", "task", "metric", "no-op", "edited", "difference")}
     table(rows, {**heads, "between": "95 % interval", "p": "sign-flip p", "n": "n"})
+    for one in edits:
+        if line := order_line(one["facts"]):
+            print(f"{one['edit']}: {line}")
+    few = (
+        f"{task}: {line}"
+        for task, n in dict.fromkeys((one["task"], row["n"]) for one in edits for row in one["differences"])
+        if (line := few_line(n, ITEMS.get(task, "item")))
+    )
+    for line in few:
+        print(line)

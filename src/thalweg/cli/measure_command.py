@@ -53,7 +53,9 @@ WINDOWS = {
 
 def configure(parser) -> None:
     parser.add_argument("model", metavar="MODEL_OR_RUN", help="a model, or the folder of a run")
-    parser.add_argument("-o", "--output", help="page to write (report.html; of a run measured.html in its folder)")
+    parser.add_argument(
+        "-o", "--output", help="page to write (measure-MODEL.html; of a run measured.html in its folder)"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier result, and the file of -o")
     parser.add_argument("--tokens", type=int, help="tokens to read (8192; of a run 4096, held out, in whole sequences)")
     parser.add_argument("--which", choices=("last", "best"), default="last", help="checkpoint, of a run (last)")
@@ -81,12 +83,18 @@ def run(args) -> ExitCode:
 
 def _model(args) -> ExitCode:
     found = measure_model.of_model(args, lambda text: say(text, quiet=args.quiet))
+    failed = found.pop("failed")  # to write what was measured; it is printed before the error
     if args.json:
         emit(found)
+        if failed is not None:
+            raise failed
         return ExitCode.OK
     for name, text in found["measured"].items():
         print(f"{name}: {text}")
-    print("", *measure_model.lines(found["sites"]), "", found["report"], sep="\n")
+    print("", *measure_model.lines(found["sites"]), sep="\n")
+    if failed is not None:
+        raise failed
+    print("", found["report"], sep="\n")
     return ExitCode.OK
 
 

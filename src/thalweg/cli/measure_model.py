@@ -8,7 +8,6 @@ from typing import Any
 from thalweg.cli.console import confirm_output, grid
 from thalweg.errors import InputError
 
-PAGE = "report.html"
 TOKENS = 8192
 MEASURED = {
     "parallel_coefficient": "along",
@@ -22,14 +21,14 @@ HEADINGS = {
     "|cos|": "|cos|",
     "angle": "angle",
     "size": "size",
-    "turn": "left out",
+    "turn": "turn",
 }
 MEANINGS = {
     "along": "coefficient of the update along the stream before it, in units of the stream",
     "|cos|": "share of the update's norm that lies along the stream",
     "angle": "between update and stream, in degrees",
     "size": "norm of the update over the norm of the stream",
-    "left out": "cosine of the stream before and after the layer",
+    "turn": "cosine of the stream before and after the layer, 1: not turned at all",
 }
 CITATION = """@misc{directional2026,
   title = {Disentangling Representation Evolution in Transformers through Directional Decomposition},
@@ -48,6 +47,9 @@ def configure(parser) -> None:
     group.add_argument("--batch-size", type=int, metavar="N", help="windows of a pass (as many as fit in 512 MiB)")
     group.add_argument("--values", action="store_true", help="every attention head too, along the token's own value")
     group.add_argument("--own-weights", action="store_true", help="and what each token attends to itself (slower)")
+    group.add_argument(
+        "--inner", action="store_true", help="feed-forward sublayers inside, by block of the stream's width"
+    )
     group.add_argument("--rank", action="store_true", help="effective rank of every state, not of nine (slower)")
     group.add_argument("--cka", action="store_true", help="likeness of every two layers (slower)")
     group.add_argument("--map", metavar="FILE", help="TOML file that says where the layers are, for an unknown model")
@@ -67,6 +69,7 @@ FLAGS = (
     "batch_size",
     "values",
     "own_weights",
+    "inner",
     "rank",
     "cka",
     "map",
@@ -88,7 +91,7 @@ def check(args) -> Path:
     """Before a model is loaded: whether the results may go where they shall; where the page goes. Raises: InputError."""
     from thalweg.records.export import check_format
 
-    page = Path(args.output or PAGE)
+    page = Path(args.output or f"measure-{Path(args.model).name or 'model'}.html")
     confirm_output(str(page), args.overwrite)
     if args.rows is not None:
         check_format(args.rows)
@@ -141,6 +144,7 @@ def of_model(args, tell: Callable[[str], None]) -> dict[str, Any]:
         tokens=args.tokens or TOKENS,
         values=args.values,
         own_weights=args.own_weights,
+        inner=args.inner,
         rank=args.rank,
         cka=args.cka,
         map=args.map,
@@ -149,8 +153,12 @@ def of_model(args, tell: Callable[[str], None]) -> dict[str, Any]:
         name=opened.name,
     )
     seconds, plan = time.perf_counter() - began, plans[0]
-    if args.rows is not None:
-        export(rows, args.rows)
+    failed: InputError | None = None
+    try:
+        if args.rows is not None:
+            export(rows, args.rows)
+    except InputError as error:  # what was measured is printed all the same
+        failed = error
     losses = {row.measure: row for row in rows if row.measure in ("loss", "token_perplexity")}
     facts = {
         "model": opened.name,
@@ -160,16 +168,19 @@ def of_model(args, tell: Callable[[str], None]) -> dict[str, Any]:
         **{name.replace("_", " "): _with_interval(row, number) for name, row in losses.items()},
         "cost": f"{seconds:.0f} s with the proof, {big(plan.kept, 'B')} for the statistics whatever the text",
     }
-    write_model_report(
-        rows,
-        page,
-        title=f"{Path(opened.name).name}: how its layers write to the stream",
-        facts=facts,
-        limits=_limits(rows, plan, args),
-        command=_command(args),
-        provenance=provenance.collect(),
-        citations=[CITATION],
-    )
+    try:
+        write_model_report(
+            rows,
+            page,
+            title=f"{Path(opened.name).name}: how its layers write to the stream",
+            facts=facts,
+            limits=_limits(rows, plan, args),
+            command=_command(args),
+            provenance=provenance.collect(),
+            citations=[CITATION],
+        )
+    except InputError as error:
+        failed = failed or error
     proof = next(row for row in rows if row.measure == "capture_error")
     return {
         "model": opened.name,
@@ -184,7 +195,8 @@ def of_model(args, tell: Callable[[str], None]) -> dict[str, Any]:
         "measured": facts,
         "sites": sites(rows),
         "rows": args.rows,
-        "report": str(page),
+        "report": str(page) if failed is None else None,
+        "failed": failed,
     }
 
 
@@ -193,7 +205,7 @@ def sites(rows) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
         name, _, kind = row.measure.rpartition(".")
-        if row.head is None and row.layer is not None and name in MEASURED and kind in ("raw", "step"):
+        if row.head is None and name in MEASURED and kind == ("step" if row.branch == "layer" else "raw"):
             found.setdefault(row.site, {"site": row.site})[MEASURED[name]] = row.value
         elif row.measure == "layer_drop_cosine":
             found.setdefault(row.site, {"site": row.site})["turn"] = row.value

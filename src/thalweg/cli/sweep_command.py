@@ -40,11 +40,12 @@ def run(args) -> ExitCode:
     record, kept = page.with_suffix(".jsonl"), page.with_suffix(".rows.jsonl")
     if args.overwrite:
         record.unlink(missing_ok=True)
+    documents = edit_flags.documents_for(args)
     opened = edit_flags.opened_of(args)
-    found = swept(args, opened, points, record)
+    found = swept(args, opened, points, documents, record)
     rows = found.pop("rows")
     rows.save(kept)
-    written(args, opened, found, rows, page)
+    written(args, opened, documents, found, rows, page)
     found |= {"report": str(page), "record": str(record), "rows": str(kept)}
     emit(found) if args.json else _print(found)
     return ExitCode.OK
@@ -67,25 +68,24 @@ def scales_of(args) -> dict[str, tuple[float, ...]]:
     return found
 
 
-def swept(args, opened, points, record: Path) -> dict[str, Any]:
+def swept(args, opened, points, documents, record: Path) -> dict[str, Any]:
     """Evaluate every point; plain values, and the rows."""
     from thalweg.cli.eval_command import cost_line
-    from thalweg.editing import edit, sweep
+    from thalweg.editing import sweep
     from thalweg.evaluation.jobs import cost_of
 
     def tell(text: str) -> None:
         say(text, quiet=args.quiet)
 
     for options in {p.options.site: p.options for p in points}.values():  # refused before hours of passes
-        with edit(opened.model, options) as facts:
-            backend = facts.backend
-    job, documents = edit_flags.job_of(args, opened)
+        backend = edit_flags.placed(opened, options).backend
+    job = edit_flags.job_of(args, opened, documents)
     proof = edit_flags.proved(opened, documents[0].text)
     tell(edit_flags.proof_line(proof))
     tell(job.plan)
-    sites = {p.options.as_noop().describe() for p in points}
-    passes = 1 + len(sites) + sum(not p.options.is_identity for p in points)
-    tell(cost_line(cost_of(opened.model, [job], passes), passes, len(points)))
+    noops = len({p.options.as_noop().describe() for p in points})
+    edits = sum(not p.options.is_identity for p in points)
+    tell(cost_line(cost_of(opened.model, [job], 1 + noops + edits), noops, edits))
     if record.exists():
         tell(f"going on with {record}")
     start = time.perf_counter()
@@ -120,7 +120,7 @@ def swept(args, opened, points, record: Path) -> dict[str, Any]:
     }
 
 
-def written(args, opened, found: dict[str, Any], rows, page: Path) -> None:
+def written(args, opened, documents, found: dict[str, Any], rows, page: Path) -> None:
     """The page."""
     from thalweg.records import provenance
     from thalweg.reports.sweep import write_sweep_report
@@ -140,15 +140,31 @@ def written(args, opened, found: dict[str, Any], rows, page: Path) -> None:
         page,
         title=f"{edit_flags.name_of(args.model)}: scales of its updates",
         facts=facts,
-        limits=[
-            "Values: per query head, along the token's own value, what it reads of itself left alone, unless said otherwise above.",
-            "Residual sites: the raw stream before the addition is the reference, branch by branch.",
-            "Pieces of one text resemble each other more than documents do: an interval over them says nothing about other texts.",
-        ],
+        limits=notes_of({p["site"] for p in found["points"]}, documents.cut or opened.kind == "encoder"),
         command=_command(args),
         provenance=provenance.collect(),
         citations=BIBTEX,
     )
+
+
+def notes_of(sites: set[str], cut: bool) -> list[str]:
+    """What a reader should know of what was swept. cut: the items are pieces of one text."""
+    notes = []
+    if "value" in sites:
+        notes.append(
+            "Values: per query head, along the token's own value, what it reads of itself left alone, unless said otherwise above."
+        )
+    if sites & {"attention", "mlp"}:
+        notes.append(
+            "Attention, mlp: along the raw stream before the addition, branch by branch, unless said otherwise above."
+        )
+    if "block" in sites:
+        notes.append("Whole layers: the sum of what a layer adds, along its input.")
+    if cut:
+        notes.append(
+            "Pieces of one text resemble each other more than documents do: an interval over them says nothing about other texts."
+        )
+    return notes
 
 
 BIBTEX = """@misc{he2026disentangling,
@@ -213,4 +229,6 @@ def _print(found: dict[str, Any]) -> None:
         )
     heads = {"site": "site", "part": "part", "scale": "scale", "value": metric.replace("_", " ")}
     table(rows, {**heads, "change": "change", "between": "95 % interval"})
+    if found["n"] == 1:
+        print(edit_flags.few_line(1))
     print(found["report"])

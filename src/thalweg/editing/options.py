@@ -1,6 +1,7 @@
 """What an edit is: the site, the retained scales, and which layers, heads and passes it holds for."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
@@ -8,6 +9,7 @@ from typing import Any, Literal
 from thalweg.errors import InputError, UnknownNameError
 
 SITES = ("value", "attention", "mlp", "block")
+ALIASES = {"attn": "attention", "values": "value", "v": "value", "feed_forward": "mlp", "ffn": "mlp"}
 PHASES = ("all", "prefill", "decode")
 COEFFICIENTS = ("layer_mean", "other_token")
 CONTROLS = ("diagonal", "random", "random_normal", "random_direction")
@@ -16,12 +18,14 @@ ROUTES = ("tap", "hooks")
 
 Scale = float | Mapping[int, float]
 Layers = str | int | Sequence[int] | None
+_RANGE = re.compile(r"\s*(\d+)\s*-\s*(\d+)\s*")
 
 
 @dataclass(frozen=True)
 class EditOptions:
     """Options of :func:`thalweg.editing.edit`, checked.
 
+    site: of :data:`SITES`, or an alias of it.
     parallel, perpendicular: retained scales, one for all layers or by layer; 1 keeps, 0 removes. exclude_self: of values, leave alone what a
     token reads of itself; None is True for values. group: heads projected together. layers, heads, skip_first, phase: where it holds.
     coefficient: what takes the place of the coefficient along the reference. control: what is done in place of the edit, to compare with.
@@ -45,8 +49,8 @@ class EditOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "site", site_of(self.site))
         for name, kind, known in (
-            ("site", "site to edit", SITES),
             ("phase", "phase", PHASES),
             ("coefficient", "coefficient", COEFFICIENTS),
             ("control", "control", CONTROLS),
@@ -62,7 +66,17 @@ class EditOptions:
             raise InputError(f"seed must be a whole number of at least 0, got {self.seed!r}")
         if isinstance(self.skip_first, bool) or not isinstance(self.skip_first, int) or self.skip_first < 0:
             raise InputError(f"skip_first must be a number of layers of at least 0, got {self.skip_first!r}")
+        if isinstance(self.layers, str):
+            _spelled(self.layers)
+        self._check_heads()
         self._check_together()
+
+    def _check_heads(self) -> None:
+        if self.heads is not None and not len(self.heads):
+            raise InputError("no head is left to edit; leave heads out for all of them")
+        for head in self.heads or ():
+            if isinstance(head, bool) or not isinstance(head, int) or head < 0:
+                raise InputError(f"heads are whole numbers from 0, got {head!r}")
 
     def _check_together(self) -> None:
         if self.site != "value":
@@ -137,6 +151,15 @@ class EditOptions:
         return ", ".join(parts + ([] if excludes is None else ["exclude-self" if excludes else "full aggregate"]))
 
 
+def site_of(name: Any) -> Any:
+    """A site by its name or an alias (``attn``, ``ffn``, ``feed_forward``, ``values``, ``v``). Raises: UnknownNameError."""
+    plain = name.strip().replace("-", "_") if isinstance(name, str) else name
+    site = ALIASES.get(plain, plain) if isinstance(plain, str) else plain
+    if site not in SITES:
+        raise UnknownNameError("site to edit", name, SITES)
+    return site
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(k): v for k, v in value.items()}
@@ -154,14 +177,16 @@ def _check_scale(name: str, scale: Any) -> None:
 
 
 def chosen_layers(layers: Layers, depth: int, skip_first: int = 0) -> tuple[int, ...]:
-    """Layers from a list, a number, or text: ``last``, ``first``, ``all``, a slice ``1:``, numbers ``0,3``; negative ones count from the end.
+    """Layers from a list, a number, or text: ``last``, ``first``, ``all``, a slice ``5:11``, the same as a range ``5-10`` with both ends,
+    numbers ``0,3``; negative ones count from the end.
 
     skip_first: layers left out at the beginning. Raises: InputError for a layer that the model does not have, or if none is left.
     """
     if layers is None or layers == "all":
         found = list(range(depth))
     elif isinstance(layers, str):
-        found = _from_text(layers, depth)
+        found = _spelled(layers)
+        found = list(range(depth))[found] if isinstance(found, slice) else found
     else:
         found = [layers] if isinstance(layers, int) and not isinstance(layers, bool) else list(layers)  # type: ignore[arg-type]
     whole = []
@@ -175,13 +200,25 @@ def chosen_layers(layers: Layers, depth: int, skip_first: int = 0) -> tuple[int,
     return kept
 
 
-def _from_text(text: str, depth: int) -> list[int]:
-    named = {"last": [depth - 1], "first": [0]}
+def _spelled(text: str) -> slice | list[int]:
+    """What a text says before the depth of a model is known. Raises: InputError."""
+    named = {"all": slice(None), "last": [-1], "first": [0]}
     if text in named:
         return named[text]
     try:
         if ":" in text:
-            return list(range(depth))[slice(*(int(part) if part.strip() else None for part in text.split(":")))]
-        return [int(part) for part in text.split(",")]
+            found = slice(*(int(part) if part.strip() else None for part in text.split(":")))
+            range(1)[found]  # a step of 0 is none
+            return found
+        numbers: list[int] = []
+        for part in text.split(","):
+            ends = _RANGE.fullmatch(part)
+            low, high = map(int, ends.groups()) if ends else (int(part), int(part))
+            if low > high:
+                raise ValueError
+            numbers += range(low, high + 1)
+        return numbers
     except (TypeError, ValueError):
-        raise InputError(f"layers are numbers 0,3, a slice 1:, first, last or all, got {text!r}") from None
+        raise InputError(
+            f"layers are numbers 0,3, a slice 1: or 5:11 (= 5-10, layers 5 to 10), first, last or all, got {text!r}"
+        ) from None

@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from thalweg.editing.editor import dtype_of, edit
-from thalweg.editing.options import SITES, EditOptions
+from thalweg.editing.options import EditOptions, site_of
 from thalweg.errors import InputError, UnknownNameError
 from thalweg.evaluation.paired import Difference, Role, check_drift, differences, drift
 from thalweg.evaluation.scores import Scores
@@ -142,9 +142,7 @@ def grid(
     for component in scales:
         if component not in COMPONENTS:
             raise UnknownNameError("component of an update", component, COMPONENTS)
-    for site in sites:
-        if site not in SITES:
-            raise UnknownNameError("site to edit", site, SITES)
+    sites = list(dict.fromkeys(map(site_of, sites)))
     if not sites or not any(scales.values()):
         raise InputError("a sweep needs at least one site and one scale; give sites and scales")
     of_values = ("exclude_self", "group", "heads", "route")

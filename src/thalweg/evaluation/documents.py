@@ -13,6 +13,7 @@ from thalweg.data.tasks.text_file import decode, read_bytes
 from thalweg.errors import InputError
 
 PIECE = 12_000  # characters of a piece of a long text, at least: some 3,000 tokens
+BY_PARAGRAPHS = f"whole paragraphs joined to pieces of at least {PIECE:,} characters"
 _PARAGRAPH = re.compile(r"\n\s*\n")
 
 
@@ -45,6 +46,11 @@ class Documents(Sequence):
             digest.update(document.text.encode() + b"\0")
         return digest.hexdigest()
 
+    @property
+    def cut(self) -> bool:
+        """Whether they are pieces of one text."""
+        return len(self.items) > 1 and self.rule.startswith(BY_PARAGRAPHS)
+
     def first(self, count: int | None) -> "Documents":
         """The first ``count`` documents, said in the rule. Raises: InputError."""
         if count is None or count >= len(self.items):
@@ -64,9 +70,7 @@ def documents_of(path: str | Path | None = None) -> Documents:
     Raises: InputError for a file that cannot be read, is not UTF-8, or holds no text.
     """
     if path is None:
-        return Documents(
-            _named(HELD_OUT, pieces(novels()[HELD_OUT])), f"{HELD_OUT} (shipped, held out)", _by_paragraphs()
-        )
+        return Documents(_named(HELD_OUT, pieces(novels()[HELD_OUT])), f"{HELD_OUT} (shipped, held out)", BY_PARAGRAPHS)
     path = checked_path(path, expand=True)
     text = decode(read_bytes(path), path)
     if path.suffix.lower() == ".jsonl":
@@ -74,7 +78,8 @@ def documents_of(path: str | Path | None = None) -> Documents:
     if "\f" in text:
         parts, rule = text.split("\f"), "cut at form feeds"
     else:
-        parts, rule = pieces(text), _by_paragraphs()
+        parts = pieces(text)
+        rule = BY_PARAGRAPHS if len(parts) > 1 else "the whole file"
     return Documents(_named(path.name, parts), path.name, rule)
 
 
@@ -110,10 +115,6 @@ def pieces(text: str, least: int = PIECE) -> list[str]:
         begin = text.rindex(found[-1], 0, start)
         found[-1], rest = text[begin:], ""
     return [*found, rest] if rest else found
-
-
-def _by_paragraphs() -> str:
-    return f"whole paragraphs joined to pieces of at least {PIECE:,} characters"
 
 
 def _named(source: str, texts: Iterable[str]) -> tuple[Document, ...]:

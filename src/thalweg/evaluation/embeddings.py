@@ -21,6 +21,7 @@ from thalweg.records import Measurements
 from thalweg.statistics import Interval
 
 RESAMPLES = 999
+PAIRED = 5  # texts; of fewer, resamples hold too few different pairs to order
 
 
 def embed(
@@ -90,7 +91,8 @@ def embedding_similarity(
 ) -> Similarity:
     """Embeddings [n d] of the same texts before and after an edit -> how they moved.
 
-    Pairs of a text with its own copy, which resampling makes, are left out. Raises: ShapeError; InputError for fewer than three texts.
+    Pairs of a text with its own copy, which resampling makes, are left out; of fewer than five texts there is no interval of their order
+    (NaN bounds). Raises: ShapeError; InputError for fewer than three texts.
     """
     if original.shape != edited.shape or original.ndim != 2:
         raise ShapeError(f"two [texts width] of one shape are needed, got {list(original.shape)}, {list(edited.shape)}")
@@ -115,17 +117,20 @@ def embedding_similarity(
     rho = _spearman(mine[upper], theirs[upper])
     rng = np.random.default_rng(seed)
     drawn = []
-    for _ in range(resamples):
+    for _ in range(resamples if n >= PAIRED else 0):
         chosen = rng.integers(n, size=n)
         a, b = chosen[upper[0]], chosen[upper[1]]
         different = a != b
         drawn.append(_spearman(mine[a, b][different], theirs[a, b][different]))
-    low, high = np.nanquantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    drawn = [value for value in drawn if np.isfinite(value)]
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2]) if drawn else (np.nan, np.nan)
     return Similarity(scores, Interval(rho, float(low), float(high), level, "percentile", resamples, n))
 
 
 def _spearman(a: np.ndarray, b: np.ndarray) -> float:
-    """Rank correlation with average ranks for ties; NaN where one of them does not vary."""
+    """Rank correlation with average ranks for ties; NaN where one of them does not vary, or there are fewer than two."""
+    if a.size < 2:
+        return float("nan")
     x, y = stats.rankdata(a), stats.rankdata(b)
     x, y = x - x.mean(), y - y.mean()
     size = np.sqrt((x @ x) * (y @ y))

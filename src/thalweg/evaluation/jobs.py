@@ -15,7 +15,7 @@ from thalweg.errors import InputError
 from thalweg.evaluation import lm_eval, masked, ruler
 from thalweg.evaluation.choices import choices, read_choices
 from thalweg.evaluation.documents import Document, Documents, pieces
-from thalweg.evaluation.embeddings import embed, embedding_similarity
+from thalweg.evaluation.embeddings import PAIRED, embed, embedding_similarity
 from thalweg.evaluation.masked import masked_plan
 from thalweg.evaluation.paired import Role
 from thalweg.evaluation.perplexity import length_of, of_plan, plan_of
@@ -61,7 +61,7 @@ def text_job(
     def run(role: Role, on_row: OnRow, on_step: OnStep) -> Mapping[str, Scores]:
         return {"text": of_plan(model, plan, batch_size=batch_size, on_window=on_step, on_document=on_row)}
 
-    said = f"text: {len(documents)} documents of {documents.source} ({documents.rule}), {plan.windows:,} windows; {plan.rule.words}"
+    said = f"text: {_counted(documents)} of {documents.source} ({documents.rule}), {plan.windows:,} windows; {plan.rule.words}"
     return Job("text", said, plan.tokens, batch_size * plan.rule.length, run)
 
 
@@ -83,7 +83,7 @@ def masked_job(
             on_row(row)
         return {"masked": scores}
 
-    said = f"masked loss: {len(documents)} documents of {documents.source}; {plan.rule}"
+    said = f"masked loss: {_counted(documents)} of {documents.source}; {plan.rule}"
     return Job("masked", said, plan.tokens, batch_size * plan.length, run)
 
 
@@ -106,9 +106,10 @@ def embedding_job(
             original[:] = [found]
         similarity = embedding_similarity(original[0], found, seed=seed)
         pairs = similarity.pairs
-        facts = {
-            "pair_similarity_spearman": {"value": pairs.estimate, "low": pairs.low, "high": pairs.high, "null": 0.0}
-        }
+        order: dict[str, Any] = {"value": pairs.estimate, "low": pairs.low, "high": pairs.high, "null": 0.0}
+        if pairs.n < PAIRED:
+            order["note"] = f"an interval needs {PAIRED} texts, got {pairs.n}"
+        facts = {"pair_similarity_spearman": order}
         scores = replace(similarity.kept, items=tuple(text.name for text in chosen), facts=facts)
         for row in scores.rows():
             on_row(row)
@@ -117,6 +118,10 @@ def embedding_job(
     said = f"embeddings: {len(chosen)} paragraphs of {documents.source}, mean over tokens, against the unedited model"
     tokens = sum(len(token_ids(tokenizer, text.text)) for text in chosen)
     return Job("embeddings", said, tokens, 0, run)
+
+
+def _counted(documents: Documents) -> str:
+    return "1 document" if len(documents) == 1 else f"{len(documents)} documents"
 
 
 def _paragraphs(documents: Documents, tokenizer: Any, most: int, room: int) -> list[Document]:

@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thalweg.capture import Event, Heads, Located, Point, SitePlace
+from thalweg.capture import Event, Heads, Inner, Located, Point, SitePlace
 from thalweg.capture.layout import named_apart
+from thalweg.capture.maps import EXPERTS
 from thalweg.capture.watching import Handle, Recorder
 from thalweg.models.sublayers import Sublayer
 from thalweg.models.sublayers.attention import Attention
+from thalweg.models.sublayers.feed_forward import FeedForward
 from thalweg.models.sublayers.parallel import Parallel
 
 KINDS = {"moe": "feed_forward"}  # kinds of sublayers that are known by another name outside
@@ -35,6 +37,7 @@ def locate_decoder(model: nn.Module, prefix: str = "") -> Located:
         name = f"{prefix}blocks.{site.layer}.sublayers.{k % len(config.layers)}"
         for kind, part, computes, update in _branches(prefix, stream, k, sublayer, name):
             heads, why = _heads(computes, part) if kind == "attention" else (None, "")
+            inner, why_not = _inner(computes, part) if kind == "feed_forward" else (None, "")
             places.append(
                 SitePlace(
                     index=len(places),
@@ -50,6 +53,8 @@ def locate_decoder(model: nn.Module, prefix: str = "") -> Located:
                     read=states[k] if streams > 1 else None,
                     heads=heads,
                     no_heads=why,
+                    inner=inner,
+                    no_inner=why_not,
                 )
             )
     return Located(
@@ -102,6 +107,12 @@ def _heads(sublayer: nn.Module, name: str) -> tuple[Heads | None, str]:
             return None, f"the heads pass a {part} before the output map"
     heads = Heads(sublayer.heads, sublayer.kv_heads, sublayer.head_width, f"{name}.value", f"{name}.output")
     return heads, ""
+
+
+def _inner(sublayer: nn.Module, name: str) -> tuple[Inner | None, str]:
+    if not isinstance(sublayer, FeedForward):
+        return None, EXPERTS
+    return Inner(f"{name}.down", Point(name, "input"), Point(name, "output"), sublayer.down.in_features), ""
 
 
 @dataclass

@@ -18,7 +18,7 @@ def atomic_write_bytes(path: str | Path, data: bytes) -> None:
     Written to a temporary file in the same folder, flushed to the disk, then renamed.
     Raises: InputError that names the path when the disk is full or the place cannot be written.
     """
-    path = Path(path)
+    path = place_of(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -34,6 +34,14 @@ def atomic_write_bytes(path: str | Path, data: bytes) -> None:
     finally:  # also on KeyboardInterrupt; after the rename there is nothing left to remove
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def place_of(path: str | Path) -> Path:
+    """Where a file is written: behind a link, what it leads to. Raises: InputError for a device, a pipe or a folder."""
+    found = Path(os.path.realpath(path))
+    if found.exists() and not found.is_file():
+        raise InputError(f"{path} is no file (a device, a pipe or a folder), and is not written over; name a file")
+    return found
 
 
 def atomic_write_text(path: str | Path, text: str) -> None:

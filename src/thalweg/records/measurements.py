@@ -20,8 +20,8 @@ class Measurement:
     """One measured number with where, when and from how much it was measured.
 
     measure: name in the catalogue of measures; value in ``unit`` (empty: a pure number). site: place in the network
-    (``layers.3.attention``); layer, head: counted from 0; stream: its number or ``mean``, ``read``; branch: kind of
-    sublayer; split: of the data; step: of the training. n: independent items behind the value (sequences, tokens,
+    (``layers.3.attention``); layer, head: counted from 0; stream: its number or ``mean``, ``read``, of a hidden vector its block; branch:
+    kind of sublayer; split: of the data; step: of the training. n: independent items behind the value (sequences, tokens,
     seeds). low and high: the interval that ``interval`` names (``mean +- sd``, ``95% bootstrap``). dtype: that of the
     tensors measured. null: what the measure gives where there is nothing to find; null_kind: how that was obtained.
     Raises: InputError for a value of the wrong type. NaN and infinities are allowed: a diverged run is a result.
@@ -75,6 +75,7 @@ class Measurement:
         return jsonl.encode({name: value for name, value in self.to_row().items() if value not in (None, "")})
 
 
+SHOWN = 5  # rows that a look at measurements shows
 FIELDS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(Measurement))
 _TEXT = ("measure", "unit", "site", "interval", "dtype", "run", "arm", "model", "branch", "split", "null_kind")
 _FLOAT = ("value", "low", "high", "null")
@@ -172,7 +173,10 @@ class Measurements:
     __hash__ = None  # type: ignore[assignment]  # it grows
 
     def __repr__(self) -> str:
-        return f"Measurements({len(self)} rows of {len({row.measure for row in self._rows})} measures)"
+        first = [f"  {row.measure} {row.site or '-'}: {row.value:.6g}" for row in self._rows[:SHOWN]]
+        more = [f"  ... and {len(self) - SHOWN} more"] if len(self) > SHOWN else []
+        head = f"Measurements({len(self)} rows of {len({row.measure for row in self._rows})} measures)"
+        return "\n".join([head, *first, *more])
 
 
 HEADER = jsonl.encode({"schema": SCHEMA_VERSION, "kind": KIND})

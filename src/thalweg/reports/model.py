@@ -11,9 +11,14 @@ from thalweg.records.measurements import Measurement, Measurements
 from thalweg.reports import page
 from thalweg.reports.figures import Figure, Line, heat, lines
 from thalweg.reports.tables import Table
-from thalweg.reports.text import counted, number, words
+from thalweg.reports.text import counted, listed, number, words
 
 PROOF = "capture_error"
+CHANGED = (
+    "Here the change of the stream at a sublayer is not what the sublayer returns (a norm follows the addition, or streams are mixed). "
+    "Curves of sublayers show what they return; the change stands in the rows, as .step."
+)
+FEW = 3.0  # mean over median from which a few tokens are said to decide a mean
 BRANCHES = {"attention": "attention", "feed_forward": "feed-forward", "layer": "whole layer"}
 MEANING = (
     "Every update that a sublayer adds to the residual stream is split, token by token, into its part along the stream before the addition and "
@@ -49,14 +54,14 @@ UPDATES = (
         of_updates=True,
     ),
     Drawn("token_relative_update", "Size of the updates", "update / stream", "Ratio of norms, token by token.", True, True),
-    Drawn("update_angle", "Angle between update and stream", "degrees", "90: across. Above 90 the update shrinks the stream.", of_updates=True),
+    Drawn("update_angle", "Angle between update and stream", "degrees", "90: across; above 90: against the stream.", of_updates=True),
 )  # fmt: skip
 STATES = (
     Drawn("rms", "Size of the stream", "root mean square", "Of the state that enters each sublayer; last: before the final norm.", log=True),
     Drawn(
         "layer_drop_cosine",
-        "What leaving out a layer would turn",
-        "cos of the stream before and after",
+        "Cosine of the stream before and after a layer",
+        "cosine",
         "1: the layer turns nothing, as far as the stream itself tells; what that costs in loss is another question.",
         of_updates=True,
     ),
@@ -72,7 +77,7 @@ STATES = (
         "outlier_channels.share",
         "Outlier channels",
         "share of the energy in the 4 largest channels",
-        "Quantisation suffers from them.",
+        "Over all tokens: a first token far larger than the others decides it. Quantisation suffers from them.",
     ),
     Drawn(
         "first_token.ratio", "The first token", "its norm over the mean norm", "Far above 1: a sink.", log=True
@@ -82,6 +87,20 @@ HEADS = (
     Drawn("value_fraction", "What heads read, along the token's own value", "head", "|cos| of a head's output and the own value."),
     Drawn("own_weight", "Attention to oneself", "head", "Mean weight of a token on itself."),
 )  # fmt: skip
+INNER = (
+    Drawn(
+        "inner_fraction.hidden",
+        "Blocks of the hidden vector, along what the sublayer is given",
+        "block",
+        "|cos| of each block of the stream's width and the sublayer's (normalised) input; coordinates are identified by their number alone.",
+    ),
+    Drawn(
+        "inner_fraction.output",
+        "What each block writes, along the block",
+        "block",
+        "|cos| of a block and its part of the sublayer's output (bias left out); coordinates are identified by their number alone.",
+    ),
+)
 MOST_ROWS = 40  # layers of a heat map that are drawn
 
 
@@ -107,12 +126,15 @@ def write_model_report(
         title=title,
         proved=proved,
         proof=_proof(proof),
+        after=CHANGED if any(r.measure.endswith(".step") and r.branch not in ("layer", "") for r in rows) else "",
         meaning=MEANING.format(units=_units(rows)),
         facts=dict(facts),
         extremes=extremes(rows),
+        few=decided_by_few(rows),
         updates=drawn(rows, UPDATES),
         states=drawn(rows, STATES),
-        heads=[f for d in HEADS if (f := by_head(rows, d)) is not None],
+        heads=[f for d in HEADS if (f := by_part(rows, d, "head")) is not None],
+        inner=[f for d in INNER if (f := by_part(rows, d, "stream")) is not None],
         likeness=[f for f in (pairs(rows, "linear_cka"), pairs(rows, "layer_cosine")) if f is not None],
         limits=[*limits] or ["None recorded."],
         command=command,
@@ -126,7 +148,7 @@ def _proof(row: Measurement) -> str:
         return f"NOT VERIFIED: the capture could not be proved ({row.null_kind.removeprefix('not verified: ')}). Do not rely on these numbers."
     where = f", at {row.site}" if row.value > 0 and row.site else ""
     return (
-        f"The capture is proved: replayed on {counted(row.n or 0, 'token')}, every addition gives the next state, and the last state the "
+        f"The capture is proved: replayed on {counted(row.n or 0, 'token')}, every write gives the next state, and the last state the "
         f"model's own output, with a relative error of at most {number(row.value)}{where} (allowed {number(row.null)}, {row.dtype})."
     )
 
@@ -169,9 +191,15 @@ def of_states(rows: Measurements, measure: str) -> list[Line]:
     chosen = [r for r in rows if r.measure == measure and r.layer is not None and r.head is None]
     if not chosen:
         return []
-    kinds = list(dict.fromkeys(row.branch for row in chosen if row.branch))
+    kinds = kinds_of(rows)
     places = [(row.layer or 0) + (kinds.index(row.branch) / len(kinds) if row.branch else 0.0) for row in chosen]
     return [_line("stream", places, chosen, 0)]
+
+
+def kinds_of(rows: Measurements) -> list[str]:
+    """The kinds of sublayers in the order of a layer."""
+    sites = [r for r in rows if r.measure == "rms" and r.branch]
+    return list(dict.fromkeys(r.branch for r in (sites or rows) if r.branch and r.branch != "layer"))
 
 
 def _line(label: str, x: Sequence[float], rows: Sequence[Measurement], look: int) -> Line:
@@ -201,23 +229,29 @@ def _null(rows: Measurements, measure: str, curves: Sequence[Line]) -> list[Line
     ]
 
 
-def by_head(rows: Measurements, one: Drawn) -> Figure | None:
-    """Layers down, heads across."""
-    chosen = [r for r in rows if r.measure == one.measure and r.head is not None and r.layer is not None]
+def by_part(rows: Measurements, one: Drawn, field: str) -> Figure | None:
+    """Layers down; across the parts of a sublayer (heads, blocks), whose number stands in ``field``."""
+    chosen = [
+        (r.layer, part, r)
+        for r in rows
+        if r.measure == one.measure and r.layer is not None and isinstance(part := getattr(r, field), int)
+    ]
     if not chosen:
         return None
-    layers, heads = (
-        sorted({r.layer for r in chosen if r.layer is not None}),
-        sorted({r.head for r in chosen if r.head is not None}),
-    )
-    value = {(r.layer, r.head): r.value for r in chosen}
-    null = next((r.null for r in chosen if r.null is not None), None)
+    layers, parts = sorted({layer for layer, *_ in chosen}), sorted({part for _, part, _ in chosen})
+    value = {(layer, part): r.value for layer, part, r in chosen}
+    null = next((r.null for *_, r in chosen if r.null is not None), None)
     beside = f" Null (random direction): {number(null)}." if null is not None else ""
     shown = layers[:: max(1, math.ceil(len(layers) / MOST_ROWS))]
     caption = f"{one.caption}{beside}" + ("" if len(shown) == len(layers) else " Not every layer is drawn.")
-    table = [[value.get((layer, head), math.nan) for head in heads] for layer in shown]
+    table = [[value.get((layer, part), math.nan) for part in parts] for layer in shown]
     return heat(
-        one.title, [f"head {h}" for h in heads], [f"layer {i}" for i in shown], table, x_label=one.axis, caption=caption
+        one.title,
+        [f"{one.axis} {p}" for p in parts],
+        [f"layer {i}" for i in shown],
+        table,
+        x_label=one.axis,
+        caption=caption,
     )
 
 
@@ -251,20 +285,39 @@ def _short(name: str) -> str:
 
 def extremes(rows: Measurements) -> Table:
     """The layers that stand out, one line for each measure and kind of sublayer."""
-    found = []
+    found, kinds = [], kinds_of(rows)
+    last = max((r.layer for r in rows if r.layer is not None and r.site == "stream.end"), default=None)
+
+    def place(x: float, of_states: bool) -> str:
+        if not of_states or not kinds:
+            return f"layer {int(x)}"
+        if x == last:
+            return "the end"
+        kind = kinds[round((x - int(x)) * len(kinds))]
+        return f"{BRANCHES.get(kind, kind)} {int(x)}"
+
     for one in (*UPDATES, *STATES):
         for curve in curves_of(rows, one):
             points = [(y, x) for x, y in zip(curve.x, curve.y, strict=True) if math.isfinite(y)]
             if points:
                 middle = sorted(y for y, _ in points)[len(points) // 2]
-                low, high = min(points), max(points)
-                found.append(
-                    (
-                        one.title,
-                        curve.label,
-                        number(middle),
-                        *(f"{number(y)} in layer {int(x)}" for y, x in (low, high)),
-                    )
-                )
-    note = "Middle: the median over layers."
-    return Table(("measure", "of", "middle", "lowest", "highest"), found, note)
+                ends = (f"{number(y)} ({place(x, not one.of_updates)})" for y, x in (min(points), max(points)))
+                found.append((one.title, curve.label, number(middle), *ends))
+    return Table(
+        ("measure", "of", "middle", "lowest", "highest"),
+        found,
+        "Middle: the median over layers. Of states: the one that enters the sublayer.",
+    )
+
+
+def decided_by_few(rows: Measurements) -> list[str]:
+    """Where the mean over tokens and their median tell different things: a few tokens, often the first one, decide the mean."""
+    value = {(r.measure, r.site): r.value for r in rows if r.head is None and not isinstance(r.stream, int)}
+    found: dict[str, list[str]] = {}
+    for (measure, site), mean in value.items():
+        median = value.get((f"{measure}.median", site))
+        if median is None or not math.isfinite(mean) or measure.startswith("first_token"):
+            continue
+        if mean * median < 0 or abs(mean) > FEW * abs(median) > 0:
+            found.setdefault(measure, []).append(f"{site} ({number(mean, 3)}, median {number(median, 3)})")
+    return [f"{measure}: {listed(sites, 4)}" for measure, sites in found.items()]

@@ -24,16 +24,16 @@ DRAWN = {
 }
 LOOKS = {"parallel": 0, "perpendicular": 1}
 TITLES = {
-    "value": "Values: what heads read, along a token's own value",
-    "attention": "Attention: its update, along the stream",
-    "mlp": "Feed-forward: its update, along the stream",
-    "block": "Whole layers: both updates together, along the stream",
+    "value": "Values: what heads read",
+    "attention": "Attention: its update",
+    "mlp": "Feed-forward: its update",
+    "block": "Whole layers: both updates together",
 }
-SHOWN = (0.0, 0.5, 1.5, 2.0)  # scales of the table of costs
+NOOP = 1.0  # the scale that changes nothing
 MEANING = (
-    "Every update is split into its part along a reference and the rest; a scale multiplies one of the two parts (1 keeps it, 0 removes it) "
-    "in all edited layers. What is drawn is the edited model minus the matched no-op: the same hooks and attention backend at scales of 1. "
-    "Intervals are over documents, which stay paired; nothing here is a verdict."
+    "Every update is split into its part along a reference (parallel) and the rest (perpendicular); a scale multiplies one of the two "
+    "(1 keeps it, 0 removes it) in all edited layers. What is drawn is the edited model minus the matched no-op: the same hooks and "
+    "attention backend at scales of 1. Intervals are over documents, which stay paired; nothing here is a verdict."
 )
 
 
@@ -87,7 +87,7 @@ def figure(rows: Measurements, site: str, metric: str) -> Figure:
         points = sorted((_scale(row), row) for row in chosen if row.branch == component)
         curves.append(
             Spread(
-                f"{component} part scaled" if component in LOOKS else component,
+                component,
                 [scale for scale, _ in points],
                 [row.value for _, row in points],
                 [_or_nan(row.low) for _, row in points],
@@ -97,11 +97,14 @@ def figure(rows: Measurements, site: str, metric: str) -> Figure:
         )
     first = chosen[0]
     caption = f"Edited minus no-op over {counted(first.n or 0, 'document')}; bands: {first.interval or 'too few documents for an interval'}."
+    by_layer = {r.branch for r in chosen} == {"layer"}
+    if not by_layer and any(_scale(row) == NOOP for row in chosen):
+        caption += " The point at scale 1 is the no-op itself, drawn at a change of 0."
     columns, table = _data(rows, site)
     return spreads(
         TITLES.get(site, site),
         curves,
-        x_label="layer" if {r.branch for r in chosen} == {"layer"} else "scale (1: the no-op)",
+        x_label="layer" if by_layer else "scale (1: the no-op)",
         y_label=f"change of the {name}{f' [{first.unit}]' if first.unit else ''}",
         caption=caption,
         linear=linear,
@@ -135,9 +138,9 @@ def _data(rows: Measurements, site: str) -> tuple[tuple[str, ...], list[tuple[st
 
 
 def cost_table(rows: Measurements, sites: Sequence[str], metric: str) -> Table:
-    """What a few scales cost, one line for each site and component."""
+    """What every scale that was given costs, one line for each site and component; the no-op is left out."""
     found = {(r.site, r.branch, _scale(r)): r for r in rows if r.measure == PREFIX + metric}
-    scales = [s for s in SHOWN if any(key[2] == s and key[1] != "layer" for key in found)]
+    scales = sorted({scale for _, component, scale in found if component != "layer"} - {NOOP})
     lines = []
     for site in sites:
         for component in dict.fromkeys(key[1] for key in found if key[0] == site and key[1] != "layer"):
@@ -152,7 +155,7 @@ def cost_table(rows: Measurements, sites: Sequence[str], metric: str) -> Table:
     return Table(
         ("site", "part", *(f"scale {number(scale)}" for scale in scales)),
         lines,
-        f"Change of the {name} against the matched no-op, with its interval.",
+        f"Change of the {name} against the matched no-op (scale 1), with its interval.",
     )
 
 

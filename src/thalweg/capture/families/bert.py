@@ -1,7 +1,7 @@
 """Encoders: BERT and those built like it, with a norm over every sum, and ModernBERT, with norms before the sublayers."""
 
 from thalweg.capture.families import register
-from thalweg.capture.maps import HeadsMap, Map, SiteMap
+from thalweg.capture.maps import HeadsMap, InnerMap, Map, SiteMap
 
 
 @register("bert", summary="BERT, MiniLM and others of that class", source="BertModel")
@@ -22,7 +22,12 @@ def bert(config):
                 heads=heads,
             ),
             SiteMap(
-                "feed_forward", "output", reads="intermediate", update="output.dropout", norm_after="output.LayerNorm"
+                "feed_forward",
+                "output",
+                reads="intermediate",
+                update="output.dropout",
+                norm_after="output.LayerNorm",
+                inner=InnerMap("output.dense", given="intermediate", output="output.dropout"),
             ),
         ),
         causal=False,
@@ -36,7 +41,7 @@ def distilbert(config):
         blocks="layer",
         sites=(
             SiteMap("attention", "attention", reads="attention", norm_after="sa_layer_norm", heads=heads),
-            SiteMap("feed_forward", "ffn", reads="ffn", norm_after="output_layer_norm"),
+            SiteMap("feed_forward", "ffn", reads="ffn", norm_after="output_layer_norm", inner=InnerMap("ffn.lin2")),
         ),
         causal=False,
     )
@@ -49,7 +54,7 @@ def modernbert(config):
         blocks="layers",
         sites=(
             SiteMap("attention", "attn", reads="attn_norm", heads=heads),
-            SiteMap("feed_forward", "mlp", reads="mlp_norm"),
+            SiteMap("feed_forward", "mlp", reads="mlp_norm", inner=InnerMap("mlp.Wo")),
         ),
         final_norm="final_norm",
         causal=False,

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from thalweg.capture.families import register
-from thalweg.capture.families.llama import ATTENTION, FEED_FORWARD
+from thalweg.capture.families.llama import ATTENTION, FEED_FORWARD, INNER
 from thalweg.capture.maps import Map, SiteMap
 
 LATENT = "latent attention: the values of all heads come out of one compressed latent"
@@ -24,7 +24,7 @@ def deepseek_v4(config):
         blocks="layers",
         sites=(
             SiteMap("attention", "self_attn", streams="attn_hc", no_heads=SHARED),
-            SiteMap("feed_forward", "mlp", streams="ffn_hc"),
+            SiteMap("feed_forward", "mlp", streams="ffn_hc", inner=INNER),
         ),
         contract="hc_head",
         final_norm="norm",

@@ -1,11 +1,12 @@
 """Llama and those built like it: a norm before every sublayer, separate query, key and value maps."""
 
 from thalweg.capture.families import register
-from thalweg.capture.maps import HeadsMap, Map, SiteMap
+from thalweg.capture.maps import HeadsMap, InnerMap, Map, SiteMap
 
 HEADS = HeadsMap(value="self_attn.v_proj", output="self_attn.o_proj")
 ATTENTION = SiteMap("attention", "self_attn", reads="input_layernorm", heads=HEADS)
-FEED_FORWARD = SiteMap("feed_forward", "mlp", reads="post_attention_layernorm")
+INNER = InnerMap("mlp.down_proj")
+FEED_FORWARD = SiteMap("feed_forward", "mlp", reads="post_attention_layernorm", inner=INNER)
 
 
 @register("llama", summary="Llama 1 to 3.3, SmolLM2 and others of that class", source="LlamaForCausalLM")

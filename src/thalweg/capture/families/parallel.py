@@ -1,8 +1,8 @@
 """Attention and feed-forward side by side: both read the input of the block, and their sum is added once."""
 
 from thalweg.capture.families import register
-from thalweg.capture.families.llama import HEADS
-from thalweg.capture.maps import HeadsMap, Map, SiteMap
+from thalweg.capture.families.llama import HEADS, INNER
+from thalweg.capture.maps import HeadsMap, InnerMap, Map, SiteMap
 
 
 @register(
@@ -14,7 +14,13 @@ def gpt_neox(config):
         blocks="layers",
         sites=(
             SiteMap("attention", "attention", reads="input_layernorm", update="post_attention_dropout", heads=heads),
-            SiteMap("feed_forward", "mlp", reads="post_attention_layernorm", update="post_mlp_dropout"),
+            SiteMap(
+                "feed_forward",
+                "mlp",
+                reads="post_attention_layernorm",
+                update="post_mlp_dropout",
+                inner=InnerMap("mlp.dense_4h_to_h"),
+            ),
         ),
         parallel=bool(config.use_parallel_residual),
         final_norm="final_layer_norm",
@@ -28,7 +34,7 @@ def phi(config):
         blocks="layers",
         sites=(
             SiteMap("attention", "self_attn", reads="input_layernorm", heads=heads),
-            SiteMap("feed_forward", "mlp", reads="input_layernorm"),
+            SiteMap("feed_forward", "mlp", reads="input_layernorm", inner=InnerMap("mlp.fc2")),
         ),
         parallel=True,
         final_norm="final_layernorm",
@@ -43,7 +49,7 @@ def cohere(config):
         blocks="layers",
         sites=(
             SiteMap("attention", "self_attn", reads="input_layernorm", heads=HEADS),
-            SiteMap("feed_forward", "mlp", reads="input_layernorm"),
+            SiteMap("feed_forward", "mlp", reads="input_layernorm", inner=INNER),
         ),
         parallel=True,
         final_norm="norm",

@@ -1,6 +1,7 @@
 """Phi-3: query, key and value in one map, side by side, with grouped heads."""
 
 from thalweg.capture.families import register
+from thalweg.capture.families.llama import INNER
 from thalweg.capture.maps import HeadsMap, Map, SiteMap
 
 
@@ -11,7 +12,7 @@ def phi3(config):
         blocks="layers",
         sites=(
             SiteMap("attention", "self_attn", reads="input_layernorm", update="resid_attn_dropout", heads=heads),
-            SiteMap("feed_forward", "mlp", reads="post_attention_layernorm", update="resid_mlp_dropout"),
+            SiteMap("feed_forward", "mlp", reads="post_attention_layernorm", update="resid_mlp_dropout", inner=INNER),
         ),
         final_norm="norm",
     )

@@ -1,7 +1,7 @@
 """Norms on what a sublayer returns: the vector that is added is what that norm gives, not what the sublayer does."""
 
 from thalweg.capture.families import register
-from thalweg.capture.families.llama import HEADS
+from thalweg.capture.families.llama import HEADS, INNER
 from thalweg.capture.maps import Map, SiteMap
 
 
@@ -20,7 +20,13 @@ def gemma(config):
         blocks="layers",
         sites=(
             SiteMap("attention", "self_attn", reads="input_layernorm", update="post_attention_layernorm", heads=HEADS),
-            SiteMap("feed_forward", "mlp", reads="pre_feedforward_layernorm", update="post_feedforward_layernorm"),
+            SiteMap(
+                "feed_forward",
+                "mlp",
+                reads="pre_feedforward_layernorm",
+                update="post_feedforward_layernorm",
+                inner=INNER,
+            ),
         ),
         final_norm="norm",
         logit_softcap=config.final_logit_softcapping,
@@ -34,7 +40,7 @@ def olmo(config):
         blocks="layers",
         sites=(
             SiteMap("attention", "self_attn", reads="self_attn", update="post_attention_layernorm", heads=HEADS),
-            SiteMap("feed_forward", "mlp", reads="mlp", update="post_feedforward_layernorm"),
+            SiteMap("feed_forward", "mlp", reads="mlp", update="post_feedforward_layernorm", inner=INNER),
         ),
         final_norm="norm",
     )

@@ -54,6 +54,8 @@ def _parse(rest: str) -> tuple[Path, float]:
 
 def read_bytes(path: Path) -> bytes:
     """The bytes of a file, unpacked by its suffix. Raises: InputError that says what is wrong with it."""
+    if path.is_char_device() or path.is_block_device():
+        raise InputError(f"{path} is a device, which may never end; name a file")
     opener = {".xz": lzma.open, ".gz": gzip.open}.get(path.suffix.lower(), open)
     try:
         with opener(path, "rb") as file:

@@ -109,7 +109,10 @@ class EditStudy:
         hypotheses = sorted(self.plan.hypotheses_at(self.scale_name), key=lambda h: not h.primary)
         first = {name: i for i, name in reversed([*enumerate(n for h in hypotheses for n in self.plan.named_by(h))])}
         done = set(record.rows) if record is not None else set()
-        waiting = {arm.identity: arm for arm in group.arms if arm.identity not in done}
+        waiting: dict[str, EditArm] = {}
+        for arm in group.arms:
+            if arm.identity not in done:
+                waiting.setdefault(arm.identity, arm)
         names = {arm.identity: [a.name for a in group.arms if a.identity == arm.identity] for arm in waiting.values()}
 
         def rank(arm: EditArm) -> tuple[bool, int]:
