@@ -81,7 +81,7 @@ def is_causal(model: nn.Module) -> bool:
         logits = logits_of(model, rows.to(device_of(model)))
     if not bool(logits.isfinite().all()):
         raise InputError(
-            f"{type(model).__name__} gives logits that are not finite on {TRIED} tokens; look for NaN in its weights, or open it in a wider dtype"
+            f"{type(model).__name__} gives logits that are not finite on {TRIED} tokens; look for NaN in its weights, or use a wider dtype"
         )
     before = logits[:, :-1].double()
     return bool((before[0] - before[1]).abs().max() <= ROUNDING.get(logits.dtype, 2e-2) * before.std())
