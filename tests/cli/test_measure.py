@@ -97,7 +97,8 @@ def test_an_earlier_result_is_replaced_only_when_asked(place, capsys):
     assert all((place / "streams" / name).read_bytes() != content for name, content in kept.items())
 
 
-def test_columns_are_aligned_and_every_heading_is_explained(place, capsys):
+def test_columns_are_aligned_and_every_heading_is_explained(place, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")  # whatever terminal the tests run in
     assert main(["measure", "streams", "--quiet"]) == 0
     out = capsys.readouterr().out
     assert "\t" not in out

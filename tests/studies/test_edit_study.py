@@ -162,6 +162,18 @@ def test_a_no_op_that_changes_something_stops_the_study(home, fresh, monkeypatch
         studies.run(opened(fresh, home))
 
 
+def test_what_hypotheses_rest_on_runs_first(tmp_path):
+    """Also the arms of a secondary one, after several primary ones that share theirs."""
+    primary, _, _ = TEXT.partition('[[hypotheses]]\nid = "strength"')
+    claim = primary[primary.index("[[hypotheses]]") :]
+    more = [claim.replace('"asymmetry"', f'"again{i}"') for i in range(4)]
+    last = claim.replace('"asymmetry"', '"last"').replace("value-perp0 = 1, value-par0 = -1", "alone-layer4 = 1")
+    (tmp_path / "p.toml").write_text(primary + "".join(more) + last + "primary = false\n")
+    names = [arm.name for arm in opened(tmp_path).missing()]
+    assert names[:3] == ["value-noop", "alone-noop", "block-noop"]
+    assert names[3:7] == ["value-perp0", "value-par0", "alone-layer4", "value-par0.5"]
+
+
 def test_one_edit_after_the_other(home):
     with pytest.raises(InputError, match="jobs 2; leave it out"):
         studies.run(opened(home), jobs=2)

@@ -69,7 +69,7 @@ def sites_of(text: str) -> list[str]:
 
 def documents_for(args):
     """The documents that are scored, with what no model could take refused before one is opened. Raises: InputError."""
-    if args.phase == "decode":
+    if getattr(args, "phase", "all") == "decode":  # thalweg eval has edits of its own
         raise InputError(
             "a text is scored in passes over whole windows, which are prefills, so an edit of phase decode would never act; use --generate"
         )

@@ -107,7 +107,8 @@ class EditStudy:
     def missing_of(self, group: Group, record: EditRecord | None) -> list[EditArm]:
         """Of one group."""
         hypotheses = sorted(self.plan.hypotheses_at(self.scale_name), key=lambda h: not h.primary)
-        first = {name: i for i, name in reversed([*enumerate(n for h in hypotheses for n in self.plan.named_by(h))])}
+        named = list(dict.fromkeys(name for h in hypotheses for name in self.plan.named_by(h)))
+        first = {name: i for i, name in enumerate(named)}
         done = set(record.rows) if record is not None else set()
         waiting: dict[str, EditArm] = {}
         for arm in group.arms:
