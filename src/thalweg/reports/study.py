@@ -168,7 +168,7 @@ def verdict_row(v: Verdict, plan: "Plan | EditPlan") -> dict:
 def effect_figure(verdict: StudyVerdict) -> Figure | None:
     """Every contrast against its margin. Of a claim over layers only the estimate is drawn: its units are no contrasts."""
     rows = [
-        Effect(v.hypothesis, v.estimate, *v.interval, v.margin, v.direction, _dots(v), v.unit, v.status)
+        Effect(v.hypothesis, v.estimate, *v.interval, v.margin, v.direction, _dots(v), _unit(v), v.status)
         for v in verdict.verdicts
         if v.statistics is not None and v.estimate is not None and v.interval is not None
     ]
@@ -177,6 +177,10 @@ def effect_figure(verdict: StudyVerdict) -> Figure | None:
         "the statement holds. Green: supported, orange: refuted."
     )
     return effects("Effects against their margins", rows, caption) if rows else None
+
+
+def _unit(v: Verdict) -> str:
+    return "Spearman's correlation" if v.sample == "layer" else v.unit
 
 
 def _dots(v: Verdict) -> list[float]:
