@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.capture.attention_call import AttentionCall
+from thalweg.capture.evaluating import evaluating
 from thalweg.errors import CaptureError, InputError
 from thalweg.ops.precision import wide
 
@@ -117,15 +118,14 @@ def _wrapping(model: nn.Module, on_attention: OnAttention, check: bool) -> Itera
                 "edits of the residual stream work without"
             )
         current = shell.config._attn_implementation
-        seen: list[int] = []
         name = f"{PREFIX}{next(_numbers)}"
-        listening = [not check]
+        tap = _Tap(name, [(config, config._attn_implementation_internal) for config in _configs(shell)])
 
         def tapped(module, query, key, value, attention_mask, *args, **kwargs):
             function = _function(current, module)
             output, weights = function(module, query, key, value, attention_mask, *args, **kwargs)
-            seen.append(id(module))
-            if not listening[0] or getattr(module, "is_cross_attention", False):
+            tap.called = True
+            if not tap.heard or getattr(module, "is_cross_attention", False):
                 return output, weights
             if kwargs.get("position_bias") is not None:
                 raise InputError(
@@ -149,7 +149,6 @@ def _wrapping(model: nn.Module, on_attention: OnAttention, check: bool) -> Itera
             changed = on_attention(call)
             return output if changed is None else changed, weights
 
-        tap = _Tap(name, [(config, config._attn_implementation_internal) for config in _configs(shell)], listening)
         expected = _outputs(shell) if check and backend not in _proven.get(shell, ()) else None
         _stacks.setdefault(shell, []).append(tap)
         _wrapped[name] = current
@@ -158,11 +157,11 @@ def _wrapping(model: nn.Module, on_attention: OnAttention, check: bool) -> Itera
             AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[current])
             _set(shell, name, current)
             if expected is not None:
-                _prove(shell, backend, expected, seen)
+                _prove(shell, backend, expected, tap)
         except BaseException:
             _leave(shell, tap)
             raise
-        listening[0] = True
+        tap.heard = True
     try:
         yield backend
     finally:
@@ -172,11 +171,12 @@ def _wrapping(model: nn.Module, on_attention: OnAttention, check: bool) -> Itera
 
 @dataclass
 class _Tap:
-    """A tap of a model: its name, what every configuration said before it, whether it is heard, whether its block has ended."""
+    """A tap of a model: its name, what configurations said before it; whether the model called it, it is heard, its block has ended."""
 
     name: str
     before: list[tuple[Any, str]]
-    listening: list[bool]
+    called: bool = False
+    heard: bool = False
     ended: bool = False
 
 
@@ -189,7 +189,7 @@ def _leave(shell: Any, tap: _Tap) -> None:
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
 
-    tap.listening[0], tap.ended = False, True
+    tap.heard, tap.ended = False, True
     stack = _stacks[shell]
     while stack and stack[-1].ended:
         top = stack.pop()
@@ -275,10 +275,10 @@ def _sinks(module: nn.Module, kwargs: dict[str, Any]) -> Tensor | None:
     return found if found is not None else getattr(module, "sinks", None)
 
 
-def _prove(shell: Any, backend: str, expected: list[Tensor], seen: list[int]) -> None:
+def _prove(shell: Any, backend: str, expected: list[Tensor], tap: _Tap) -> None:
     """Raises: CaptureError if the wrapped model is another function on padded rows, or does not call the wrapper."""
     found = _outputs(shell)
-    if not seen:
+    if not tap.called:
         raise InputError(
             f"{type(shell).__name__} does not call its attention by name, so it cannot be tapped; edits of the residual stream work without"
         )
@@ -297,7 +297,6 @@ def _prove(shell: Any, backend: str, expected: list[Tensor], seen: list[int]) ->
     _proven.setdefault(shell, set()).add(backend)
 
 
-@torch.no_grad()
 def _outputs(shell: Any) -> list[Tensor]:
     """What the model says of a left- and of a right-padded batch, at the real tokens."""
     words = shell.get_input_embeddings()
@@ -306,7 +305,7 @@ def _outputs(shell: Any) -> list[Tensor]:
     ids = torch.randint(0, words.num_embeddings, (2, CHECKED), generator=generator)
     ids = ids if device.type == "meta" else ids.to(device)
     found = []
-    with _evaluating(shell):
+    with evaluating(shell):
         for side in ("left", "right"):
             mask = torch.ones_like(ids)
             mask[0, : CHECKED // 2 - 1] = 0
@@ -316,14 +315,3 @@ def _outputs(shell: Any) -> list[Tensor]:
             tensor = output[0] if tensor is None else tensor
             found.append(wide(tensor)[mask.bool()] if tensor.shape[:2] == mask.shape else wide(tensor))
     return found
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

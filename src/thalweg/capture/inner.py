@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from thalweg.capture.evaluating import evaluating
 from thalweg.capture.heads import FEW_SHARE, FEW_SIGNED, entries_by_part
 from thalweg.capture.layout import Located, SitePlace
 from thalweg.capture.linear import linear_weight
-from thalweg.capture.proof import TOLERANCE, dtype_of, evaluated, gap, run
+from thalweg.capture.proof import TOLERANCE, dtype_of, gap, run
 from thalweg.capture.states import Tokens
 from thalweg.capture.tables import Table, Units, add_rows
 from thalweg.capture.watching import Event, InnerEvent, item_of, watch
@@ -91,7 +92,7 @@ def prove_inner(
         if place.inner is not None
     ]
     try:
-        with evaluated(located.model), torch.no_grad(), watch(located, check, inner=True):
+        with evaluating(located.model), watch(located, check, inner=True):
             run(located.model, batch)
     finally:
         for handle in handles:

@@ -12,12 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from thalweg.capture.evaluating import evaluating
 from thalweg.capture.heads import OWN
 from thalweg.capture.inner import INNER_MEASURES, inner_places, prove_inner
 from thalweg.capture.layout import Located
 from thalweg.capture.locating import locate
 from thalweg.capture.plan import MeasurePlan, rows_of_a_batch, scratch_of
-from thalweg.capture.proof import TOLERANCE, called, dtype_of, evaluated, prove
+from thalweg.capture.proof import TOLERANCE, called, dtype_of, prove
 from thalweg.capture.states import RANKS, STATE_MEASURES
 from thalweg.capture.statistics import LAYER_MEASURES, UPDATE_MEASURES, Statistics, StatisticsOptions
 from thalweg.capture.tables import LEVEL, Units
@@ -142,7 +143,7 @@ def _run(
         progress(0, plan)
     values = bool(statistics.heads)
     own, inner = values and options.own_weights, options.inner
-    with evaluated(model), torch.no_grad(), watch(located, statistics, values, own, inner):
+    with evaluating(model), watch(located, statistics, values, own, inner):
         for done, batch in enumerate(batches, 1):
             start = time.perf_counter()
             statistics.begin(batch.unit_of_row)

@@ -6,8 +6,7 @@ their scale and soft cap, or the last hidden state of a model that has no unembe
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from thalweg.capture.evaluating import evaluating
 from thalweg.capture.layout import Located
 from thalweg.capture.watching import Event, HookTap, Tap, item_of, watch
 from thalweg.errors import InputError, ProofError
@@ -59,7 +59,7 @@ def prove(located: Located, batch: Mapping[str, Any] | Tensor, tolerance: float 
         raise InputError(f"a proof in {dtype} has no stated tolerance; give one")
     allowed = TOLERANCE[dtype] if tolerance is None else tolerance
     replay, ends = Replay(located, allowed), []
-    with evaluated(model), torch.no_grad(), watch(located, replay):
+    with evaluating(model), watch(located, replay):
         handle = located.module(located.base).register_forward_hook(lambda *call: ends.append(call[-1]))
         try:
             output = run(model, batch)
@@ -235,15 +235,3 @@ def called(model: nn.Module, batch: Mapping[str, Any] | Tensor) -> dict[str, Any
 def dtype_of(model: nn.Module) -> torch.dtype:
     """The dtype of the first floating parameter."""
     return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.get_default_dtype())
-
-
-@contextmanager
-def evaluated(model: nn.Module) -> Iterator[None]:
-    """In evaluation mode, every module back in its own mode afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

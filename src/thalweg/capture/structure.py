@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from thalweg.capture.evaluating import evaluating
 from thalweg.capture.layout import Located, Part
 from thalweg.capture.maps import Map, SiteMap, place_blocks
-from thalweg.capture.proof import OF_UPDATE, TOLERANCE, evaluated, gap, missed
+from thalweg.capture.proof import OF_UPDATE, TOLERANCE, gap, missed
 from thalweg.errors import CaptureError, InputError
 
 ROWS, LENGTH = 2, 7  # the tokens that decide
@@ -80,7 +81,7 @@ class Watched:
             ]
         more = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
         try:
-            with evaluated(model), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            with evaluating(model), torch.compiler.set_stance("force_eager"):
                 self.output = model(ids, **more)
         finally:
             for handle in handles:
@@ -286,7 +287,7 @@ def _causal(model: nn.Module, ids: Tensor, output: Any) -> bool:
     other = ids.clone()
     other[:, -1] = torch.where(ids[:, -1] == ids[:, 0], ids[:, 1], ids[:, 0])
     more = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
-    with evaluated(model), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+    with evaluating(model), torch.compiler.set_stance("force_eager"):
         before, after = (first_tensor(x)[:, :-1] for x in (output, model(other, **more)))  # type: ignore[index]  # gave a tensor before
     return gap(after, before, torch.ones(before.shape[:2], dtype=torch.bool)) < 1e-3
 

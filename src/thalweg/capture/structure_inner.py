@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from thalweg.capture.evaluating import evaluating
 from thalweg.capture.layout import Inner, Located, Point, SitePlace
 from thalweg.capture.linear import linear_weight
 from thalweg.capture.maps import EXPERTS
-from thalweg.capture.proof import evaluated, run
+from thalweg.capture.proof import run
 from thalweg.capture.structure import first_tensor
 
 Seen = dict[str, tuple[Tensor | None, Tensor | None]]
@@ -28,7 +29,7 @@ def with_inner(located: Located, ids: Tensor) -> Located:
     }
     handles = [located.module(name).register_forward_hook(_keep(seen, name), with_kwargs=True) for name in names]
     try:
-        with evaluated(located.model), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        with evaluating(located.model), torch.compiler.set_stance("force_eager"):
             run(located.model, ids)
     finally:
         for handle in handles:

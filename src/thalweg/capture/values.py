@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from thalweg.capture.evaluating import evaluating
 from thalweg.capture.layout import Located
-from thalweg.capture.proof import TOLERANCE, dtype_of, evaluated, run
+from thalweg.capture.proof import TOLERANCE, dtype_of, run
 from thalweg.capture.watching import Event, watch
 from thalweg.errors import InputError, ProofError
 
@@ -71,7 +72,7 @@ def mismatch(
 
 def attention_weights(model: nn.Module, batch: Mapping[str, Any] | Tensor) -> tuple[Tensor, ...]:
     """The attention weights [b h t s] of every attention layer, from a pass with the eager backend. Raises: InputError."""
-    with evaluated(model), eager(model), torch.no_grad():
+    with evaluating(model), eager(model):
         try:
             found = getattr(run(model, batch, output_attentions=True), "attentions", None)
         except TypeError:

@@ -10,11 +10,12 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from thalweg.capture.evaluating import evaluating
 from thalweg.errors import InputError, ShapeError
 from thalweg.evaluation.documents import Document, as_documents
 from thalweg.evaluation.perplexity import length_of
 from thalweg.evaluation.scores import Scores, share
-from thalweg.evaluation.scoring import batches, check_batch, device_of, evaluating, padded
+from thalweg.evaluation.scoring import batches, check_batch, device_of, padded
 from thalweg.evaluation.subjects import around, check_tokenizer, ids_of, vocabulary_of
 from thalweg.ops.precision import wide
 from thalweg.records import Measurements

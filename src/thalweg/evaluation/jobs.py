@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from thalweg.capture.evaluating import evaluating
 from thalweg.data.text.tokenizer import token_ids
 from thalweg.errors import InputError
 from thalweg.evaluation import lm_eval, masked, ruler
@@ -21,7 +22,7 @@ from thalweg.evaluation.paired import Role
 from thalweg.evaluation.perplexity import length_of, of_plan, plan_of
 from thalweg.evaluation.ruler.run import run as run_ruler
 from thalweg.evaluation.scores import Scores
-from thalweg.evaluation.scoring import device_of, evaluating
+from thalweg.evaluation.scoring import device_of
 from thalweg.evaluation.subjects import around, check_causal, check_tokenizer, longest_of, vocabulary_of
 
 OnRow = Callable[[dict[str, Any]], None]

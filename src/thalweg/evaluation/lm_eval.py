@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from thalweg.capture.evaluating import evaluating
 from thalweg.config import checked_path
 from thalweg.errors import InputError, MissingExtraError, OfflineError, ThalwegError, UnknownNameError, first_line
 from thalweg.evaluation.scores import Metric, Scores, share
-from thalweg.evaluation.scoring import evaluating
 from thalweg.evaluation.subjects import check_causal, check_tokenizer
 
 # The seven tasks of arXiv 2609.15975, called zero-shot there, with the shots of its appendix.

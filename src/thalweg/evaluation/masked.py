@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from thalweg.capture.evaluating import evaluating
 from thalweg.errors import InputError
 from thalweg.evaluation.documents import Document, Documents, as_documents
 from thalweg.evaluation.perplexity import length_of
 from thalweg.evaluation.scores import Metric, Scores
-from thalweg.evaluation.scoring import batches, check_batch, device_of, evaluating, likelihood, logits_of, padded
+from thalweg.evaluation.scoring import batches, check_batch, device_of, likelihood, logits_of, padded
 from thalweg.evaluation.subjects import around, check_tokenizer, ids_of, is_causal, special, vocabulary_of
 
 SHARE = 0.15  # of the tokens that is masked (Devlin et al. 2019, arXiv 1810.04805)

@@ -2,13 +2,13 @@
 
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from thalweg.capture.evaluating import evaluating
 from thalweg.errors import InputError
 from thalweg.evaluation.windows import Window
 from thalweg.ops.precision import wide
@@ -23,19 +23,6 @@ class Scored(NamedTuple):
 
     log_likelihood: float
     greedy: bool
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """No dropout and no gradients; the model's own mode comes back at the end."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def score(

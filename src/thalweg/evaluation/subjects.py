@@ -5,9 +5,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from thalweg.capture.evaluating import evaluating
 from thalweg.data.text.tokenizer import Tokenizer, token_ids
 from thalweg.errors import InputError
-from thalweg.evaluation.scoring import device_of, evaluating, logits_of
+from thalweg.evaluation.scoring import device_of, logits_of
 
 _LENGTHS = ("max_length", "n_positions", "max_position_embeddings", "n_ctx")
 _UNSET = 10**9  # tokenizers say more than this when they know no length

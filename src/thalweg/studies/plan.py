@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -94,6 +94,23 @@ class Hypothesis:
         return 1.0 if self.direction == "greater" else -1.0
 
 
+def check_head(schema: int, alpha: float) -> None:
+    """What plans of every kind begin with. Raises: InputError."""
+    if schema != PLAN_SCHEMA:
+        raise InputError(
+            f"plan schema must be {PLAN_SCHEMA}, got {schema}; this version of thalweg cannot read the plan"
+        )
+    if not 0 < alpha < 1:
+        raise InputError(f"alpha must lie between 0 and 1, got {alpha}")
+
+
+def check_ids(ids: Iterable[str]) -> None:
+    """That every hypothesis can be named. Raises: InputError."""
+    ids = list(ids)
+    if len(set(ids)) < len(ids):
+        raise InputError(f"hypothesis ids must differ, got {', '.join(ids)}")
+
+
 @dataclass(frozen=True)
 class Plan:
     """A whole plan file; see ``thalweg study new`` for a commented one."""
@@ -113,18 +130,11 @@ class Plan:
     deviations: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.schema != PLAN_SCHEMA:
-            raise InputError(
-                f"plan schema must be {PLAN_SCHEMA}, got {self.schema}; this version of thalweg cannot read the plan"
-            )
-        if not 0 < self.alpha < 1:
-            raise InputError(f"alpha must lie between 0 and 1, got {self.alpha}")
+        check_head(self.schema, self.alpha)
         for what, table in (("scale", self.scale), ("arms", self.arms), ("hypotheses", self.hypotheses)):
             if not table:
                 raise InputError(f"a plan needs at least one entry under {what!r}")
-        ids = [h.id for h in self.hypotheses]
-        if len(set(ids)) < len(ids):
-            raise InputError(f"hypothesis ids must differ, got {', '.join(ids)}")
+        check_ids(h.id for h in self.hypotheses)
         for hypothesis in self.hypotheses:
             if not hypothesis.contrast:
                 raise InputError(f"hypothesis {hypothesis.id} has an empty contrast; name at least one arm")

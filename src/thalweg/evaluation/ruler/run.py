@@ -7,12 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from thalweg.capture.evaluating import evaluating
 from thalweg.data.text.tokenizer import Tokenizer, token_ids
 from thalweg.errors import InputError
 from thalweg.evaluation.ruler.sample import Sample
 from thalweg.evaluation.ruler.tasks import FAMILIES, OF
 from thalweg.evaluation.scores import Metric, Scores, share
-from thalweg.evaluation.scoring import batches, check_batch, device_of, evaluating, padded
+from thalweg.evaluation.scoring import batches, check_batch, device_of, padded
 from thalweg.evaluation.subjects import around, check_causal, check_tokenizer, longest_of, special
 from thalweg.models import Decoder, DecoderCache
 

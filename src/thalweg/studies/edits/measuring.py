@@ -15,12 +15,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from thalweg.capture import Located, locate, watch
+from thalweg.capture.evaluating import evaluating
 from thalweg.editing import audit, edit
 from thalweg.errors import InputError, ProofError
 from thalweg.evaluation.embeddings import embed
 from thalweg.evaluation.paired import DRIFT
 from thalweg.evaluation.perplexity import prefix_of
-from thalweg.evaluation.scoring import batches, by_token, device_of, evaluating, logits_of, padded
+from thalweg.evaluation.scoring import batches, by_token, device_of, logits_of, padded
 from thalweg.evaluation.subjects import around, check_causal, check_tokenizer, ids_of, is_causal, vocabulary_of
 from thalweg.evaluation.windows import Window
 from thalweg.ops.precision import wide

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from thalweg import config
 from thalweg.editing.options import EditOptions
 from thalweg.errors import InputError, UnknownNameError
-from thalweg.studies.plan import PLAN_SCHEMA, Hypothesis, digest
+from thalweg.studies.plan import Hypothesis, check_head, check_ids, digest
 
 _NAME = re.compile(r"[A-Za-z0-9_]+")
 LIKELIHOOD = ("loss_change", "loss")
@@ -149,12 +149,7 @@ class EditPlan:
     deviations: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.schema != PLAN_SCHEMA:
-            raise InputError(
-                f"plan schema must be {PLAN_SCHEMA}, got {self.schema}; this version of thalweg cannot read the plan"
-            )
-        if not 0 < self.alpha < 1:
-            raise InputError(f"alpha must lie between 0 and 1, got {self.alpha}")
+        check_head(self.schema, self.alpha)
         for what, table in (("subject", self.subject), ("scale", self.scale), ("arms", self.arms)):
             if not table:
                 raise InputError(f"a plan needs at least one entry under {what!r}")
@@ -170,9 +165,7 @@ class EditPlan:
             self._check_family(name, family)
         for name, scale in self.scale.items():
             self._check_scale(name, scale)
-        ids = [h.id for h in self.hypotheses]
-        if len(set(ids)) < len(ids):
-            raise InputError(f"hypothesis ids must differ, got {', '.join(ids)}")
+        check_ids(h.id for h in self.hypotheses)
         for h in self.hypotheses:
             self._check_hypothesis(h)
 
