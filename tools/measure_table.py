@@ -12,6 +12,7 @@ TITLES = {
     "similarity": "Size and likeness of states",
     "updates": "Updates",
     "lengths": "Updates, token by token",
+    "errors": "Errors of updates beside the dense ones",
     "heads": "Attention heads in value space",
     "inner": "Inside feed-forward sublayers",
     "diagonal": "Edits as changes of the attention diagonal",

@@ -50,6 +50,11 @@ def test_a_file_is_what_the_table_says(tmp_path):
         ({"sites": [{**SITE, "sublayer": "attn"}]}, UnknownNameError, "module in model.layers.0 (sublayer) 'attn'"),
         ({"sites": []}, InputError, "at least one site"),
         ({"blocks": "lm_head"}, InputError, "lm_head holds no blocks"),
+        ({"sites": [{**SITE, "kind": "atention"}]}, InputError, "a site was 'atention'; did you mean 'attention'?"),
+        ({"sites": [{**SITE, "kind": "Attn"}]}, InputError, "a site was 'Attn'; did you mean 'attention'?"),
+        ({"sites": [{**SITE, "kind": "mlp"}]}, InputError, "a site was 'mlp'; did you mean 'feed_forward'?"),
+        ({"sites": [{**SITE, "kind": "my kind"}]}, InputError, "a site was 'my kind'; it must be one word"),
+        ({"sites": [{**SITE, "kind": ""}]}, InputError, "it must be one word"),
         ({"sites": [{"kind": "attention"}]}, InputError, "lacks the required key sublayer"),
         (
             {"sites": [{**SITE, "heads": {"value": "self_attn.v_proj", "output": "self_attn.o_proj", "part": "all"}}]},
@@ -67,6 +72,12 @@ def test_what_a_map_names_wrongly_is_said(change, error, line):
     with pytest.raises(error) as caught:
         capture.locate(tiny("llama"), {"blocks": "model.layers", "sites": [SITE], **change})
     assert line in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["mixer", "convolution", "cross_attention", "memory"])
+def test_a_sublayer_of_another_sort_may_be_called_anything_else(kind):
+    located = capture.locate(tiny("llama"), {"blocks": "model.layers", "sites": [{**SITE, "kind": kind}]})
+    assert {place.kind for place in located.sites} == {kind} and not located.attention
 
 
 def test_a_map_that_does_not_fit_is_refused_by_the_proof():

@@ -6,10 +6,10 @@ import pytest
 import torch
 from edit_subjects import logits, tiny, words
 
+from thalweg.capture.layers import chosen_layers
 from thalweg.cli.edit_flags import sites_of
 from thalweg.cli.edit_spec import edit_of
 from thalweg.editing import EditOptions, edit, grid, matched_noop
-from thalweg.editing.options import chosen_layers
 from thalweg.errors import InputError, UnknownNameError
 
 

@@ -8,11 +8,12 @@ import torch
 from subjects_at_hand import CAUSAL, LENGTH, TEXTS, VOCAB, causal_tokenizer, encoder_tokenizer, model
 from transformers import PreTrainedTokenizerFast
 
+from thalweg.capture.limits import longest_of, vocabulary_of
 from thalweg.data.text.tokenizer import ByteTokenizer, token_ids
 from thalweg.errors import InputError
 from thalweg.evaluation import perplexity
 from thalweg.evaluation.scoring import likelihood, score
-from thalweg.evaluation.subjects import is_causal, longest_of, vocabulary_of
+from thalweg.evaluation.subjects import is_causal
 from thalweg.evaluation.windows import Window, Windows
 
 

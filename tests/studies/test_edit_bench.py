@@ -64,7 +64,7 @@ def measured(*names):
     made = bench()
     unedited = made.unedited()
     noop = PLAN.edits["attention-noop"]
-    return {name: made.edited(PLAN.edits[name], noop, unedited) for name in names}
+    return {name: made.edited(PLAN.edits[name], noop, {"unedited": unedited}) for name in names}
 
 
 def test_every_edit_stands_beside_the_no_op_in_any_order():

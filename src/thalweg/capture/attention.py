@@ -132,6 +132,10 @@ def _wrapping(model: nn.Module, on_attention: OnAttention, check: bool) -> Itera
                     "this attention adds a position bias that the tap does not know; edit its residual stream instead"
                 )
             causal = _causal(backend, module, query, attention_mask, kwargs)
+
+            def again(mask: Tensor, key: Tensor = key, value: Tensor = value) -> Tensor:
+                return function(module, query, key, value, mask, *args, **kwargs)[0]
+
             call = AttentionCall(
                 module,
                 query,
@@ -142,7 +146,7 @@ def _wrapping(model: nn.Module, on_attention: OnAttention, check: bool) -> Itera
                 kwargs.get("softcap"),
                 _sinks(module, kwargs),
                 output,
-                lambda mask: function(module, query, key, value, mask, *args, **kwargs)[0],
+                again,
                 causal,
                 kwargs.get("dropout") or 0.0,
             )

@@ -23,7 +23,7 @@ class AttentionCall:
     module: which called. query [b h q d], key [b kv k d] and value [b kv k dv]: after norms, rotation and the cache, as the scores see
     them. mask: None, boolean (True: may look) or added to the scores; ``causal`` says what holds without one. sinks [h]: logits in the
     denominator alone. output [b q h dv]: softmax(scores) value, before a gate and the output projection. again: computes the output anew
-    from another mask. dropout: rate on the weights in this call.
+    from another mask, and from other keys and values where they are given (``key``, ``value``). dropout: rate on the weights in this call.
     """
 
     module: nn.Module
@@ -35,7 +35,7 @@ class AttentionCall:
     softcap: float | None
     sinks: Tensor | None
     output: Tensor
-    again: Callable[[Tensor], Tensor]
+    again: Callable[..., Tensor]
     causal: bool = True
     dropout: float = 0.0
 

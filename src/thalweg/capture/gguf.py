@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from thalweg._words import counted
 from thalweg.capture.quiet import hushed, readable
 from thalweg.errors import CheckpointError, MissingExtraError, first_line
 
@@ -27,8 +28,31 @@ def read_config(path: Path) -> Any:
     _check_extra()
     from transformers import AutoConfig
 
+    _check_depth(path)
     with readable(str(path), BROKEN), _no_bar():
         return AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+
+
+def _check_depth(path: Path) -> None:
+    """Every layer has a tensor: a number of layers from nowhere is refused before anything is built of it. Raises: CheckpointError."""
+    with path.open("rb") as file:
+        tensors = int.from_bytes(file.read(16)[8:], "little")
+    for key, value in _metadata(path).items():
+        if key.endswith(".block_count") and isinstance(value, int) and value > tensors:
+            raise CheckpointError(
+                f"{path} says that it has {value:,} layers and holds {counted(tensors, 'tensor')}; {BROKEN}"
+            )
+
+
+def _metadata(path: Path) -> dict[str, Any]:
+    """Raises: CheckpointError."""
+    from transformers.integrations.gguf import read_gguf_metadata
+
+    try:
+        with hushed():
+            return read_gguf_metadata(str(path))[0]
+    except Exception as error:  # a reader of bytes that may be anything
+        raise CheckpointError(f"{path}: {first_line(error)}; {BROKEN}") from None
 
 
 def read_model(path: Path, config: Any, loader: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
@@ -61,18 +85,11 @@ def packing(path: Path) -> str:
     """How the weights are packed, as the file says it (``mostly Q4_1``); empty where it does not."""
     _check_extra()
     from gguf import LlamaFileType
-    from transformers.integrations.gguf import read_gguf_metadata
 
-    try:
-        with hushed():
-            metadata, _ = read_gguf_metadata(str(path))
-            return (
-                LlamaFileType(metadata["general.file_type"]).name.replace("MOSTLY_", "mostly ").replace("ALL_", "all ")
-            )
-    except KeyError:
+    kind = _metadata(path).get("general.file_type")
+    if kind not in [*LlamaFileType]:
         return ""
-    except Exception as error:  # a reader of bytes that may be anything
-        raise CheckpointError(f"{path}: {first_line(error)}; {BROKEN}") from None
+    return LlamaFileType(kind).name.replace("MOSTLY_", "mostly ").replace("ALL_", "all ")
 
 
 def _check_extra() -> None:

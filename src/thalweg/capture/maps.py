@@ -26,8 +26,14 @@ from torch import nn
 from thalweg import config
 from thalweg.capture.layout import Heads, Inner, Located, Part, Point, SitePlace, named_apart
 from thalweg.capture.linear import linear_weight
-from thalweg.errors import InputError, UnknownNameError
+from thalweg.errors import InputError, UnknownNameError, nearest
 
+KINDS = ("attention", "feed_forward", "mixer")
+OTHER_NAMES = {  # that people write, and that would be taken for a sublayer of another sort
+    **dict.fromkeys(("attn", "att", "self_attn", "self_attention"), "attention"),
+    **dict.fromkeys(("mlp", "ffn", "ff", "feed-forward", "feed forward"), "feed_forward"),
+}
+LIKE = 0.8  # of a slip and the name that was meant
 EXPERTS = "experts: every token passes other maps"
 
 
@@ -65,10 +71,10 @@ class InnerMap:
 class SiteMap:
     """One sublayer; names within a block, of which the first of several with ``|`` between them counts that the block has.
 
-    kind: ``attention``, ``feed_forward`` or another name. sublayer: module that computes. reads: module whose input is the raw stream; empty
-    for the block itself. update: module whose output is added; empty for the sublayer. norm_after: norm over the sum (post-norm). multiplier:
-    factor on the update. streams: of many streams, the module that gets them and gives write weights, mixing matrix and what is read.
-    heads: of attention; no_heads: why there are none. inner: of feed-forward.
+    kind: ``attention``, ``feed_forward`` or a word for another sort, which must not read like one of these. sublayer: module that computes.
+    reads: module whose input is the raw stream; empty for the block itself. update: module whose output is added; empty for the sublayer.
+    norm_after: norm over the sum (post-norm). multiplier: factor on the update. streams: of many streams, the module that gets them and
+    gives write weights, mixing matrix and what is read. heads: of attention; no_heads: why there are none. inner: of feed-forward.
     """
 
     kind: str
@@ -81,6 +87,16 @@ class SiteMap:
     heads: HeadsMap | None = None
     no_heads: str = ""
     inner: InnerMap | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind in KINDS:
+            return
+        slip = OTHER_NAMES.get(self.kind.casefold()) or next(iter(nearest(self.kind, KINDS, n=1, cutoff=LIKE)), None)
+        if slip is not None or not self.kind.isidentifier():
+            hint = f"did you mean {slip!r}?" if slip else "it must be one word."
+            raise InputError(
+                f"the kind of a site was {self.kind!r}; {hint} Known: {', '.join(KINDS)}, or a word of your own for a sublayer of another sort"
+            )
 
 
 @dataclass(frozen=True)

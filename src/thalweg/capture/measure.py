@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ from thalweg.capture.evaluating import evaluating
 from thalweg.capture.heads import OWN
 from thalweg.capture.inner import INNER_MEASURES, inner_places, prove_inner
 from thalweg.capture.layout import Located
+from thalweg.capture.limits import longest_of, vocabulary_of
 from thalweg.capture.locating import locate
 from thalweg.capture.plan import MeasurePlan, rows_of_a_batch, scratch_of
-from thalweg.capture.proof import TOLERANCE, called, dtype_of, prove
+from thalweg.capture.proof import TOLERANCE, called, dtype_name, dtype_of, prove
 from thalweg.capture.states import RANKS, STATE_MEASURES
 from thalweg.capture.statistics import LAYER_MEASURES, UPDATE_MEASURES, Statistics, StatisticsOptions
 from thalweg.capture.tables import LEVEL, Units
@@ -62,9 +63,10 @@ def measure(
     texts: Iterable[Any],
     *,
     tokenizer: Any = None,
-    length: int = LENGTH,
+    length: int | None = None,
     batch_size: int | None = None,
     tokens: int | None = None,
+    bos: int | None = None,
     measures: Sequence[str] | None = None,
     values: bool = False,
     own_weights: bool = False,
@@ -79,8 +81,9 @@ def measure(
     """Measure how the layers of a model write to its residual stream.
 
     model: a decoder or encoder, or what :func:`thalweg.capture.opening.open_model` opens (a folder, a GGUF file, a name). texts: strings
-    (documents) or lists of token ids; read in disjoint windows of ``length`` tokens, ``batch_size`` windows at a time (None: as many as
-    keep the logits under 512 MiB, at most 8), until ``tokens`` are read (None: all). measures: names to keep, None: the default set.
+    (documents) or lists of token ids; read in disjoint windows of ``length`` tokens (None: 512, or what the model takes), ``batch_size``
+    windows at a time (None: as many as keep the logits under 512 MiB, at most 8), until ``tokens`` are read (None: all). bos: id of a token
+    that is put before every document that does not begin with it. measures: names to keep, None: the default set.
 
     Opt-in: values (every attention head in value space), own_weights (with A_tt and the exclude-self coefficient; wraps the attention
     function), inner (feed-forward sublayers by block of their hidden vector, as wide as the stream; against what the sublayer is given and
@@ -100,19 +103,19 @@ def measure(
     options = _wanted(measures, options)
     asked = _open(model, tokenizer, name)
     located = locate(asked.model, map)
-    vocabulary = _vocabulary(located.model)
-    _check_length(located, length)
-    text = cut(texts, _encoder(asked.tokenizer), length, tokens)
+    vocabulary = vocabulary_of(located.model) or 0
+    length = window_length(located, length)
+    text = cut(texts, encoder_of(asked.tokenizer), length, tokens, bos)
     rows_each = rows_of_a_batch(length, vocabulary) if batch_size is None else batch_size
     if isinstance(rows_each, bool) or not isinstance(rows_each, int) or rows_each < 1:
         raise InputError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
     _check_heads(located, options)
     left_out = inner_places(located)[1] if options.inner else ()
-    batches = lambda: text.batches(rows_each, _padding(asked.tokenizer))  # noqa: E731
+    batches = lambda: text.batches(rows_each, padding_of(asked.tokenizer))  # noqa: E731
     first = next(iter(batches()))
-    _check_ids(text, vocabulary)
+    check_ids(text, vocabulary)
     found = Measurements()
-    words = _prove(located, first, allow_unverified, found)
+    words = prove_rows(located, first, allow_unverified, found)
     if options.values or options.own_weights:
         _prove_heads(located, first, allow_unverified, found)
     if options.inner:
@@ -187,7 +190,7 @@ class _Loss:
         return rows
 
 
-def _prove(located: Located, batch: Batch, allow_unverified: bool, rows: Measurements) -> str:
+def prove_rows(located: Located, batch: Batch, allow_unverified: bool, rows: Measurements) -> str:
     """The proof as a row, and in words. Raises: ProofError."""
     call = {name: x[:PROOF_ROWS, :PROOF_TOKENS] for name, x in batch.call.items()}
     try:
@@ -256,7 +259,8 @@ def _plan(
         passes=-(-windows // rows),
         kept=statistics.bytes,
         scratch=scratch_of(rows, text.length, located.width, vocabulary if located.causal else 0),
-        dtype=str(dtype_of(located.model)).removeprefix("torch."),
+        dtype=dtype_name(located.model),
+        begins=text.begins,
         proof=proof,
         notes=(*located.notes, *text.notes, *left_out),
     )
@@ -294,7 +298,7 @@ def _open(model: Any, tokenizer: Any, name: str) -> _Asked:
     return _Asked(model, tokenizer, name or getattr(config, "name_or_path", "") or type(model).__name__)
 
 
-def _encoder(tokenizer: Any) -> Callable[[str], Sequence[int]] | None:
+def encoder_of(tokenizer: Any) -> Callable[[str], Sequence[int]] | None:
     """From text to token ids, with the tokens that a tokenizer puts round a document by itself."""
     if tokenizer is None:
         return None
@@ -305,15 +309,11 @@ def _encoder(tokenizer: Any) -> Callable[[str], Sequence[int]] | None:
     raise InputError(f"a tokenizer of transformers or of ours is needed, got {type(tokenizer).__name__}")
 
 
-def _padding(tokenizer: Any) -> int:
+def padding_of(tokenizer: Any) -> int:
     return getattr(tokenizer, "pad_token_id", None) or 0  # hidden by the mask, so any token will do
 
 
-def _vocabulary(model: nn.Module) -> int:
-    return int(getattr(getattr(model, "config", None), "vocab_size", 0) or 0)
-
-
-def _check_ids(text: Text, vocabulary: int) -> None:
+def check_ids(text: Text, vocabulary: int) -> None:
     largest = max(max(window.ids) for window in text.windows)
     if vocabulary and largest >= vocabulary:
         raise InputError(
@@ -321,11 +321,14 @@ def _check_ids(text: Text, vocabulary: int) -> None:
         )
 
 
-def _check_length(located: Located, length: int) -> None:
-    config: Mapping[str, Any] | Any = getattr(located.model, "config", None)
-    longest = getattr(config, "max_position_embeddings", None)
-    if isinstance(longest, int) and isinstance(length, int) and length > longest:
-        raise InputError(f"the model takes {longest} tokens at most, got length {length}")
+def window_length(located: Located, asked: int | None) -> int:
+    """Tokens of a window. Raises: InputError for more than the model takes."""
+    longest = longest_of(located.model)
+    if asked is None:
+        return min(LENGTH, longest or LENGTH)
+    if longest is not None and isinstance(asked, int) and asked > longest:
+        raise InputError(f"the model takes {longest} tokens at most, got length {asked}")
+    return asked
 
 
 def _check_heads(located: Located, options: StatisticsOptions) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from thalweg.capture import at_hand, gguf
 from thalweg.capture.hub import OnHub, look_up
 from thalweg.capture.quiet import hushed, readable
-from thalweg.capture.weights import check_fit, few
+from thalweg.capture.weights import check_fit, check_sizes, few
 from thalweg.config import checked_path, is_path
 from thalweg.errors import CheckpointError, InputError, MissingExtraError, UnknownNameError, first_line
 from thalweg.records.run import RunFolder
@@ -22,6 +22,12 @@ Kind = Literal["decoder", "encoder", "masked-lm"]
 DTYPES = ("float32", "float64", "bfloat16", "float16", "auto")
 BACKENDS = ("eager", "sdpa")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+READERS = {  # method of quantisation -> module and package by which transformers reads it
+    "compressed-tensors": ("compressed_tensors", "compressed-tensors"),
+    "torchao": ("torchao", "torchao"),
+    "awq": ("gptqmodel", "gptqmodel"),
+    "gptq": ("gptqmodel", "gptqmodel"),
+}
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -57,6 +63,7 @@ def open_model(
     trust_remote_code: bool = False,
     tokenizer: Any = None,
     check: Callable[[Any], None] | None = None,
+    quantised: bool = False,
 ) -> Opened:
     """Open a model for looking at it.
 
@@ -64,7 +71,8 @@ def open_model(
     ``minilm``; a folder of that name is ``./smollm2``). dtype: of the weights; ``auto`` keeps that of the file. backend: of the attention
     (``eager``, ``sdpa``; None: what transformers takes). device_map: as in transformers, needs accelerate. trust_remote_code: run code
     that comes with the model; never without. tokenizer: an object, or where to take it from. check: called with the
-    configuration before any weight is read; may raise.
+    configuration before any weight is read; may raise. quantised: open packed weights too, where transformers and the package that they
+    need can.
 
     Weights come from safetensors or GGUF only. Weights that the model needs and the file has not are an error, but for a pooling layer,
     which no measurement reads. Raises: InputError, CheckpointError, OfflineError, MissingExtraError, each in one line.
@@ -72,6 +80,8 @@ def open_model(
     name, weights = str(where), _dtype(dtype)
     if backend not in (None, *BACKENDS):
         raise UnknownNameError("attention backend", backend, BACKENDS)
+    if device_map == "meta":
+        raise InputError("device_map 'meta' holds no weights, so there is nothing to look at; name a device, or auto")
     if device_map is not None and find_spec("accelerate") is None:
         raise MissingExtraError("accelerate (for device_map)", "gguf")
     options = {
@@ -80,8 +90,10 @@ def open_model(
         **({"device_map": device_map} if device_map is not None else {}),
     }
     place = _place(name)
-    read = _from_gguf if isinstance(place, Path) and place.is_file() else _from_safetensors
-    opened = read(place, name, tokenizer, trust_remote_code, check, options)
+    if isinstance(place, Path) and place.is_file():
+        opened = _from_gguf(place, name, tokenizer, trust_remote_code, check, options)
+    else:
+        opened = _from_safetensors(place, name, tokenizer, trust_remote_code, check, options, quantised)
     if name in at_hand.MODELS:
         about = at_hand.MODELS[name]
         opened = replace(opened, notes=(f"{about.title}: {about.summary}", *opened.notes))
@@ -100,12 +112,12 @@ def _from_gguf(path: Any, name: str, tokenizer: Any, trust: bool, check: Any, op
 
 
 def _from_safetensors(
-    place: Any, name: str, tokenizer: Any, trust: bool, check: Any, options: dict[str, Any]
+    place: Any, name: str, tokenizer: Any, trust: bool, check: Any, options: dict[str, Any], quantised: bool
 ) -> Opened:
     hub = place.options if isinstance(place, OnHub) else {}
     notes = [place.note] if isinstance(place, OnHub) else []
     where = place.name if isinstance(place, OnHub) else str(place)
-    config = _config(where, trust, hub)
+    config = _config(where, trust, hub, quantised)
     kind = kind_of(config, name)
     if check is not None:
         check(config)
@@ -255,7 +267,7 @@ def _instead(path: Path) -> str:
     return "give a folder that save_pretrained wrote"
 
 
-def _config(where: str, trust_remote_code: bool, hub: dict[str, Any]) -> Any:
+def _config(where: str, trust_remote_code: bool, hub: dict[str, Any], packed: bool) -> Any:
     """The configuration, before any weight is read."""
     from transformers import AutoConfig
     from transformers.configuration_utils import PreTrainedConfig
@@ -279,12 +291,31 @@ def _config(where: str, trust_remote_code: bool, hub: dict[str, Any]) -> Any:
     quantised = table.get("quantization_config") or (table.get("text_config") or {}).get("quantization_config")
     if quantised:
         method = quantised.get("quant_method") if isinstance(quantised, dict) else None
-        raise InputError(
-            f"{where}: the weights are quantised ({method or 'method not stated'}) and are not unpacked here; "
-            "give the model before quantisation, or a GGUF file of it"
-        )
+        if not packed:
+            raise InputError(
+                f"{where}: the weights are quantised ({method or 'method not stated'}) and are not unpacked here; "
+                "give the model before quantisation, or a GGUF file of it"
+            )
+        check_reader(where, method)
+    if is_path(where):
+        check_sizes(table, Path(where), bool(quantised))
     with readable(where):
         return AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code, **hub)
+
+
+def check_reader(where: str, method: str | None) -> None:
+    """Whether the package is here that reads weights of a method of quantisation. Raises: InputError that names it."""
+    if method not in READERS:
+        raise InputError(
+            f"{where}: the weights are quantised by {method or 'a method that is not stated'}; those of {', '.join(READERS)} can be read; "
+            "give the model unpacked, or a GGUF file of it"
+        )
+    module, package = READERS[method]
+    if find_spec(module) is None:
+        raise InputError(
+            f"{where}: the weights are quantised ({method}), which transformers reads by {package}, and {package} is not installed; "
+            f"run: pip install {package}"
+        )
 
 
 def _check_json(path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from thalweg._words import counted
+
 SCRATCH = 8  # float32 copies of a batch of states that live at once
 MOST_LOGITS = 2**27  # numbers: 512 MiB in float32
 MOST_ROWS = 8
@@ -11,7 +13,7 @@ MOST_ROWS = 8
 class MeasurePlan:
     """documents, windows, tokens: that are read. passes: batches of ``batch_size`` windows. kept: bytes of the statistics, the same for any
     number of tokens; scratch: bytes of one batch beside what the model itself needs. proof: in words. seconds: None before a batch was
-    timed. notes: what a reader of the numbers should know."""
+    timed. begins: how a document begins, in words. notes: what a reader of the numbers should know."""
 
     documents: int
     windows: int
@@ -22,6 +24,7 @@ class MeasurePlan:
     kept: int
     scratch: int
     dtype: str
+    begins: str = ""
     proof: str = ""
     seconds: float | None = None
     notes: tuple[str, ...] = ()
@@ -32,10 +35,9 @@ class MeasurePlan:
         size = (
             f"{self.kept / 2**20:.0f} MiB for statistics, whatever the text, {self.scratch / 2**20:.0f} MiB for a batch"
         )
-        what = (
-            f"{self.tokens:,} tokens of {self.documents:,} documents in {self.windows:,} windows of up to {self.length}"
-        )
-        found = [f"{what}; {self.passes:,} passes in {self.dtype}", size]
+        what = f"{self.tokens:,} tokens of {counted(self.documents, 'document')} in {counted(self.windows, 'window')} of up to {self.length}"
+        begins = f"; {self.begins}" if self.begins else ""
+        found = [f"{what}{begins}; {counted(self.passes, 'pass')} in {self.dtype}", size]
         if self.proof:
             found.append(self.proof)
         if self.seconds is not None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from thalweg.capture.layout import Located
 from thalweg.capture.locating import locate
-from thalweg.capture.proof import TOLERANCE, Replay, dtype_of
+from thalweg.capture.proof import TOLERANCE, Replay, dtype_name, dtype_of
 from thalweg.capture.states import RANKS, STATE_MEASURES, StateStatistics
 from thalweg.capture.statistics import LAYER_MEASURES, UPDATE_MEASURES, Statistics, StatisticsOptions
 from thalweg.capture.tables import Units
@@ -182,7 +182,7 @@ class Probe:
             return None
         if watching.replay is not None:
             self.proved = max(watching.replay.errors.values())
-            rows.add(CAPTURE_ERROR, self.proved, dtype=str(dtype_of(self.located.model)).removeprefix("torch."))
+            rows.add(CAPTURE_ERROR, self.proved, dtype=dtype_name(self.located.model))
         return self._keep(rows)
 
     def _keep(self, rows: Measurements) -> Measurements:

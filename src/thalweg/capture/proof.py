@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from thalweg.capture.evaluating import evaluating
 from thalweg.capture.layout import Located
+from thalweg.capture.limits import vocabulary_of
 from thalweg.capture.watching import Event, HookTap, Tap, item_of, watch
 from thalweg.errors import InputError, ProofError
 from thalweg.ops.precision import wide
@@ -73,7 +74,7 @@ def prove(located: Located, batch: Mapping[str, Any] | Tensor, tolerance: float 
         found_by=located.found_by,
         worst=errors[at],
         at=at,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=dtype_name(model),
         tolerance=allowed,
         sites=replay.errors,
         logits=last,
@@ -220,8 +221,16 @@ def run(model: nn.Module, batch: Mapping[str, Any] | Tensor, **more: Any) -> Any
 
 
 def called(model: nn.Module, batch: Mapping[str, Any] | Tensor) -> dict[str, Any]:
-    """The arguments by name, tensors on the (first) device of the model. Raises: InputError for weights that are not there."""
-    call = {"input_ids": batch} if isinstance(batch, Tensor) else dict(batch)
+    """The arguments by name, tensors on the (first) device of the model.
+
+    Raises: InputError for weights that are not there, and for what is no batch of this model: ids in another form than [b t], none, or unknown.
+    """
+    call = {"input_ids": batch} if isinstance(batch, Tensor) else dict(batch) if isinstance(batch, Mapping) else None
+    if call is None:
+        raise InputError(
+            f"a batch is token ids [b t] or arguments by name ({{'input_ids': ...}}), got {type(batch).__name__}"
+        )
+    _check_tokens(model, call)
     get = getattr(model, "get_input_embeddings", None)
     table = get() if get is not None else None
     device = next((p.device for p in (model if table is None else table).parameters()), torch.device("cpu"))
@@ -232,6 +241,32 @@ def called(model: nn.Module, batch: Mapping[str, Any] | Tensor) -> dict[str, Any
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in call.items()}
 
 
+def _check_tokens(model: nn.Module, call: Mapping[str, Any]) -> None:
+    name = next((n for n in ("input_ids", "inputs_embeds") if call.get(n) is not None), None)
+    if name is None:
+        return
+    tokens, whole = call[name], name == "input_ids"
+    if not isinstance(tokens, Tensor):
+        raise InputError(f"{name} must be a tensor, got {type(tokens).__name__}; write torch.tensor([...])")
+    if tokens.ndim != (2 if whole else 3) or not tokens.numel():
+        raise InputError(
+            f"{name} must be [b t{'' if whole else ' d'}] with at least one token, got {list(tokens.shape)}"
+        )
+    if not whole or tokens.device.type == "meta":
+        return
+    if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
+        raise InputError(f"input_ids are whole numbers, got {str(tokens.dtype).removeprefix('torch.')}")
+    size, low, high = vocabulary_of(model), int(tokens.min()), int(tokens.max())
+    if low < 0 or (size is not None and high >= size):
+        most = "" if size is None else f" to {size - 1}"
+        raise InputError(f"token ids of this model are 0{most}, got {low if low < 0 else high}")
+
+
 def dtype_of(model: nn.Module) -> torch.dtype:
     """The dtype of the first floating parameter."""
     return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.get_default_dtype())
+
+
+def dtype_name(model: nn.Module) -> str:
+    """:func:`dtype_of` as it stands in records."""
+    return str(dtype_of(model)).removeprefix("torch.")

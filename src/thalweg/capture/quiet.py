@@ -1,6 +1,7 @@
 """transformers without its warnings on the terminal; what it raises about a place becomes one line of ours."""
 
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +9,12 @@ from contextlib import contextmanager
 from safetensors import SafetensorError
 
 from thalweg.config import is_path
-from thalweg.errors import CheckpointError, OfflineError, ThalwegError, first_line
+from thalweg.errors import CheckpointError, InputError, OfflineError, ThalwegError, first_line
+
+_MEMORY = re.compile(r"out of memory|can't allocate memory|cannot allocate memory|not enough memory", re.IGNORECASE)
+_DEVICE = re.compile(
+    r"device_map|not compiled with|not linked with support|invalid device|device ordinal|device type|No CUDA GPUs|NVIDIA driver"
+)
 
 
 @contextmanager
@@ -37,12 +43,13 @@ def readable(
 ) -> Iterator[None]:
     """Errors of transformers about ``where`` in one line, and its warnings kept back.
 
-    Raises: OfflineError for a name on a hub; CheckpointError, which advises ``what``, for a place on the disk.
+    Raises: OfflineError for a name on a hub; CheckpointError, which advises ``what``, for a place on the disk; InputError where it is not the
+    place's fault: no memory left, or a device that is not here.
     """
     try:
         with hushed(bars=bars):
             yield
-    except (ThalwegError, MemoryError):
+    except ThalwegError:
         raise
     except SafetensorError as error:
         raise CheckpointError(
@@ -50,8 +57,23 @@ def readable(
         ) from None
     except Exception as error:  # transformers and its transports raise many kinds
         line = first_line(error)
+        if isinstance(error, MemoryError) or _MEMORY.search(str(error)):
+            raise InputError(
+                f"{where}: there is no memory for it ({line}); take a smaller model or dtype (bfloat16), or spread it by device_map"
+            ) from None
+        if _DEVICE.search(str(error)):
+            raise InputError(
+                f"{where}: {line}; device_map may name the devices of this machine: {_devices()}"
+            ) from None
         if is_path(where):
             raise CheckpointError(f"{where}: {line}; {what}") from None
         raise OfflineError(
             f"{where} is no folder here, and the hub did not give it ({line}); give a folder, or check name and network"
         ) from None
+
+
+def _devices() -> str:
+    import torch
+
+    found = [f"cuda:{i}" for i in range(torch.cuda.device_count())] + ["mps"] * torch.backends.mps.is_available()
+    return ", ".join(["cpu", *found, "auto"])

@@ -1,9 +1,17 @@
 """Whether the weights of a file are those that a model needs."""
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
+from thalweg._words import counted
 from thalweg.errors import CheckpointError
+
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth")
+SIZES = ("vocab_size", "hidden_size", "n_embd", "d_model", "width")
 
 
 def check_fit(info: Mapping[str, Any], where: object) -> None:
@@ -23,3 +31,41 @@ def check_fit(info: Mapping[str, Any], where: object) -> None:
 def few(names: Any) -> str:
     """The first three names, in order."""
     return ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
+
+
+def check_sizes(table: Mapping[str, Any], folder: Path, packed: bool = False) -> None:
+    """Whether what ``config.json`` says of a model can be in the weights beside it, by the headers of the safetensors files alone: before
+    anything is built, which a number of layers from nowhere would never end.
+
+    Every layer has a tensor (or shares one with fewer layers than there are tensors), and vocabulary and width are sizes of tensors, unless
+    the weights are packed. Raises: CheckpointError.
+    """
+    shapes = stored(folder)
+    if not shapes:
+        return
+    largest = max((size for shape in shapes.values() for size in shape), default=0)
+    bounds = [(name, len(shapes), f"are {counted(len(shapes), 'tensor')}") for name in LAYERS]
+    bounds += [] if packed else [(name, largest, f"have no side above {largest:,}") for name in SIZES]
+    for part in (table, table.get("text_config")):
+        for name, most, are in bounds:
+            value = part.get(name) if isinstance(part, Mapping) else None
+            if isinstance(value, int) and value > most:
+                raise CheckpointError(
+                    f"{folder}: config.json says {name} {value:,}, its weights {are}; use the config that they were saved with"
+                )
+
+
+def stored(folder: Path) -> dict[str, list[int]]:
+    """Name and shape of every tensor in the safetensors files of a folder; none where one is broken or missing, which who reads it says."""
+    found: dict[str, list[int]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt") as file:
+                found |= {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  # no mapping
+        except (SafetensorError, OSError):
+            return {}
+    try:
+        named = [json.loads(path.read_bytes())["weight_map"] for path in folder.glob("*.safetensors.index.json")]
+        return found if all(found.keys() >= names.keys() for names in named) else {}
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return {}

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from thalweg._words import counted
 from thalweg.capture.tables import Units
 from thalweg.errors import InputError
 
@@ -50,10 +51,19 @@ class Text:
     length: int
     tokens: int
     notes: tuple[str, ...]
+    bos: int | None = None
 
     @property
     def rule(self) -> str:
-        return f"disjoint windows of {self.length} tokens, first token of a document not scored"
+        first = "not scored" if self.bos is None else f"scored after token {self.bos}"
+        return f"disjoint windows of {self.length} tokens, first token of a document {first}"
+
+    @property
+    def begins(self) -> str:
+        """How a document begins, for people."""
+        if self.bos is None:
+            return "no BOS put before a document"
+        return f"BOS: token {self.bos} before every document"
 
     def batches(self, size: int, padding_id: int = 0) -> Iterator[Batch]:
         """Batches of ``size`` windows of about one length."""
@@ -61,20 +71,30 @@ class Text:
             yield _batch(self.windows[start : start + size], padding_id)
 
 
-def cut(texts: Iterable[Any], encode: Callable[[str], Sequence[int]] | None, length: int, tokens: int | None) -> Text:
+def cut(
+    texts: Iterable[Any],
+    encode: Callable[[str], Sequence[int]] | None,
+    length: int,
+    tokens: int | None,
+    bos: int | None = None,
+) -> Text:
     """Disjoint windows of at most ``length`` tokens of every document.
 
     texts: strings, or token ids, one for each document. encode: from a string to its token ids. tokens: windows are taken in order
-    until they hold as many. Documents of fewer than two tokens are left out, and said.
+    until they hold as many. bos: id put before every document that does not begin with it. Documents of fewer than two tokens are left out,
+    and said.
     Intervals are over documents, or over windows where fewer than eight documents are there, in at most 512 groups.
     Raises: InputError for no text, text without a tokenizer, or numbers out of range.
     """
     for name, value, least in (("length", length, LEAST_TOKENS), ("tokens", tokens, LEAST_TOKENS)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
             raise InputError(f"{name} must be a whole number of at least {least}, got {value!r}")
-    if isinstance(texts, str):
+    if bos is not None and (isinstance(bos, bool) or not isinstance(bos, int) or bos < 0):
+        raise InputError(f"bos is the id of a token, a whole number from 0, or None, got {bos!r}")
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
+        got = "one text" if isinstance(texts, str) else type(texts).__name__
         raise InputError(
-            "texts are a list of documents, got one text; write [text], or of a file: thalweg.evaluation.documents_of(FILE)"
+            f"texts are a list of documents, got {got}; write [text], or of a file: thalweg.evaluation.documents_of(FILE)"
         )
     found: list[tuple[int, list[int], list[int]]] = []
     read, given, short, longest = 0, 0, 0, 0
@@ -83,6 +103,8 @@ def cut(texts: Iterable[Any], encode: Callable[[str], Sequence[int]] | None, len
         if tokens is not None and read >= tokens:
             continue
         ids = _ids(text, encode, document)
+        if bos is not None and ids[:1] != [bos]:
+            ids = [bos, *ids]
         longest = max(longest, len(ids))
         if len(ids) < LEAST_TOKENS:
             short += 1
@@ -95,7 +117,7 @@ def cut(texts: Iterable[Any], encode: Callable[[str], Sequence[int]] | None, len
             read += len(part)
     if not found:
         raise InputError(
-            f"there is nothing to measure in {given} documents: none has {LEAST_TOKENS} tokens; give more text"
+            f"there is nothing to measure in {counted(given, 'document')}: none has {LEAST_TOKENS} tokens; give more text"
         )
     documents = len({document for document, _, _ in found})
     units, unit_of = _units([document for document, _, _ in found], documents)
@@ -108,7 +130,7 @@ def cut(texts: Iterable[Any], encode: Callable[[str], Sequence[int]] | None, len
         notes.append(f"{documents} of {given} documents were read, {read:,} tokens as asked")
     windows = [Window(ids, targets, unit) for (_, ids, targets), unit in zip(found, unit_of, strict=True)]
     windows.sort(key=lambda w: -len(w.ids))
-    return Text(tuple(windows), units, documents, length, read, tuple(notes))
+    return Text(tuple(windows), units, documents, length, read, tuple(notes), bos)
 
 
 def _ids(text: Any, encode: Callable[[str], Sequence[int]] | None, document: int) -> list[int]:
@@ -117,8 +139,11 @@ def _ids(text: Any, encode: Callable[[str], Sequence[int]] | None, document: int
             raise InputError("text needs a tokenizer, and the model has none beside it; give tokenizer=, or token ids")
         return [int(i) for i in encode(text)]
     ids = text.tolist() if isinstance(text, Tensor) else text
-    if not isinstance(ids, Sequence) or not all(isinstance(i, int) and i >= 0 for i in ids):
+    if not isinstance(ids, Sequence):
         raise InputError(f"document {document} must be a string or a list of token ids, got {type(text).__name__}")
+    wrong = next((i for i in ids if isinstance(i, bool) or not isinstance(i, int) or i < 0), None)
+    if wrong is not None:
+        raise InputError(f"document {document}: a token id is a whole number from 0, got {wrong!r:.40}")
     return list(ids)
 
 

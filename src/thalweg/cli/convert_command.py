@@ -34,7 +34,7 @@ def configure(parser) -> None:
         default="float32",
         help="of result and proof: equal to 1e-4 or 1e-9 (float32)",
     )
-    parser.add_argument("--which", choices=("best", "last"), default="best", help="checkpoint, of a run (best)")
+    parser.add_argument("--which", choices=("best", "last"), help="checkpoint, of a run (best)")
     parser.add_argument("--allow-drift", action="store_true", help="write the result of a proof that failed, too")
 
 
@@ -75,12 +75,13 @@ def opened(args):
     """The source that the arguments name, with the tokenizer of a run."""
     import torch
 
-    from thalweg.cli.opening import hush_bars, open_run
+    from thalweg.cli.opening import check_which, hush_bars, open_run
     from thalweg.records.run import RunFolder
     from thalweg.surgery import Source, open_source
 
     hush_bars(args.quiet)
+    check_which(args.model, args.which)
     if not RunFolder.is_run(args.model):
         return open_source(args.model, dtype=getattr(torch, args.dtype))
-    found = open_run(args.model, args.which)
+    found = open_run(args.model, args.which or "best")
     return Source(found.model, found.name, "thalweg", found.tokenizer)

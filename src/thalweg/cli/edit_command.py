@@ -126,7 +126,7 @@ def generated(args, opened, options) -> dict[str, Any]:
 
     if opened.kind != "decoder":
         raise InputError(f"{opened.name} is an encoder, and does not go on from a prompt; leave --generate out")
-    batch = edit_flags.first_batch(opened, args.generate, 10**6)
+    batch = edit_flags.first_batch(opened, args.generate, 10**6, least=1, what="the prompt")
     calibration = _calibration(opened, options)
     texts = {"unedited": _continued(opened, batch, args.tokens)}
     with edit(opened.model, options, calibration=calibration) as facts:

@@ -30,11 +30,18 @@ def add_subject(parser) -> None:
         "--text", metavar="FILE", help="documents: .jsonl with a field text, or a text (the shipped novel)"
     )
     text.add_argument("--limit", type=int, metavar="N", help="only the first N documents")
-    text.add_argument("--window", type=int, metavar="N", help="tokens of a window (what the model takes, at most 2048)")
+    text.add_argument(
+        "--window",
+        "--length",
+        dest="window",
+        type=int,
+        metavar="N",
+        help="tokens of a window (what the model takes, at most 2048)",
+    )
     text.add_argument("--batch-size", type=int, default=1, metavar="N", help="rows of a pass (1)")
     text.add_argument("--dtype", default="float32", help="of the weights: float32, bfloat16, float64, auto (float32)")
     text.add_argument("--backend", help="of attention: eager or sdpa")
-    text.add_argument("--which", choices=("best", "last"), default="best", help="checkpoint, of a run (best)")
+    text.add_argument("--which", choices=("best", "last"), help="checkpoint, of a run (best)")
     text.add_argument("--seed", type=int, default=0, help="of controls, masks and resamples (0)")
 
 
@@ -69,10 +76,9 @@ def sites_of(text: str) -> list[str]:
 
 def documents_for(args):
     """The documents that are scored, with what no model could take refused before one is opened. Raises: InputError."""
-    if getattr(args, "phase", "all") == "decode":  # thalweg eval has edits of its own
-        raise InputError(
-            "a text is scored in passes over whole windows, which are prefills, so an edit of phase decode would never act; use --generate"
-        )
+    never_acts(
+        getattr(args, "phase", "all"), "an edit of phase decode", "use --generate"
+    )  # thalweg eval has edits of its own
     from thalweg.evaluation import documents_of
     from thalweg.evaluation.scoring import check_batch
 
@@ -80,6 +86,14 @@ def documents_for(args):
     if args.window is not None and args.window < 1:
         raise InputError(f"a window has at least 1 token, got {args.window}")
     return documents_of(args.text).first(args.limit)
+
+
+def never_acts(phase: str, edit: str, instead: str) -> None:
+    """Raises: InputError for an edit of decoding where nothing is decoded: its difference of 0 would look like a harmless edit."""
+    if phase == "decode":
+        raise InputError(
+            f"a text is scored in passes over whole windows, which are prefills, so {edit} would never act; {instead}"
+        )
 
 
 def opened_of(args):
@@ -120,15 +134,18 @@ def job_of(args, opened, documents):
     return jobs.embedding_job(model, tokenizer, documents, batch_size=args.batch_size, seed=args.seed)
 
 
-def first_batch(opened, text: str, tokens: int = PROOF_TOKENS) -> dict[str, Any]:
-    """The beginning of a text as the arguments of the model."""
+def first_batch(
+    opened, text: str, tokens: int = PROOF_TOKENS, least: int = 2, what: str = "the text"
+) -> dict[str, Any]:
+    """The beginning of a text as the arguments of the model. Raises: InputError for fewer than ``least`` tokens."""
     import torch
 
+    from thalweg._words import counted
     from thalweg.data.text.tokenizer import token_ids
 
     ids = token_ids(opened.require_tokenizer(), text[: 16 * tokens])[:tokens]
-    if len(ids) < 2:
-        raise InputError(f"the text has {len(ids)} tokens, and the proof needs at least 2; give more text")
+    if len(ids) < least:
+        raise InputError(f"{what} has {counted(len(ids), 'token')}, and at least {least} must be there; give more text")
     device = next(opened.model.parameters()).device
     return {"input_ids": torch.tensor([ids], device=device)}
 

@@ -20,7 +20,8 @@ parallel, perpendicular (scales that are kept), exclude-self or full-aggregate, 
 reference, route, layers=1: or 0+3 or 5:11 (= 5-10, layers 5 to 10). Its baseline is the same edit at scales 1; a no-op that moves the
 likelihood by more than 1e-3 of itself stops the run (exit code 5). Intervals are over documents, questions or samples.
 
-Rows go to items.jsonl in the output folder as they come, so Ctrl-C loses nothing; measurements.jsonl holds what reports read.
+Rows go to items.jsonl in the output folder as they come, so Ctrl-C loses nothing: the same call with -o FOLDER goes on where it was, and may
+add edits. measurements.jsonl holds what reports read.
 
 Exit codes: 0 done; 2 cannot be read or evaluated; 5 a no-op is none; 130 interrupted, the rows so far are kept"""
 
@@ -54,20 +55,23 @@ def configure(parser) -> None:
     how.add_argument("--batch-size", type=int, default=1, metavar="N", help="rows of a pass (1)")
     how.add_argument("--dtype", default="float32", help="of the weights: float32, bfloat16, float64, auto (float32)")
     how.add_argument("--backend", help="of attention: eager or sdpa")
-    how.add_argument("--which", choices=("best", "last"), default="best", help="checkpoint, of a run (best)")
+    how.add_argument("--which", choices=("best", "last"), help="checkpoint, of a run (best)")
     how.add_argument("--interval", choices=("BCa", "percentile"), default="BCa", help="of the bootstrap (BCa)")
     how.add_argument("--seed", type=int, default=0, help="of samples, masks, shots and resamples (0)")
-    parser.add_argument("-o", "--output", metavar="FOLDER", help="new folder for the rows (evals/NAME-TIME)")
+    parser.add_argument(
+        "-o", "--output", metavar="FOLDER", help="folder for the rows, new or to go on with (evals/NAME-TIME)"
+    )
 
 
 def run(args) -> ExitCode:
+    from thalweg.capture.proof import dtype_name
     from thalweg.cli.opening import open_any
-    from thalweg.config import check_new
-    from thalweg.evaluation.keeping import Kept
+    from thalweg.evaluation.keeping import Kept, place
+    from thalweg.evaluation.subjects import witness
 
     options = edits_of(args.edit)  # a slip is told before a model is loaded
-    documents = _check(args)
-    folder = check_new(args.output or _default(args.model))
+    documents = _check(args, options)
+    folder = place(_default(args.model) if args.output is None else args.output)
     opened = open_any(args.model, which=args.which, quiet=args.quiet, dtype=args.dtype, backend=args.backend)
 
     def tell(text: str) -> None:
@@ -76,13 +80,25 @@ def run(args) -> ExitCode:
     for line in (opened.name, *opened.notes):
         tell(line)
     jobs = jobs_of(args, opened, documents)
-    with Kept(folder, model=opened.name, dtype=_dtype(opened.model)) as kept:
+    about = {"model": opened.name, "dtype": dtype_name(opened.model), "subject": subject_of(args, opened, jobs)}
+    with Kept(folder, **about, witness=witness(opened.model), tell=tell) as kept:
         found = evaluate(args, opened, jobs, options, kept, tell)
     if args.json:
         emit(found)
     else:
         _print(found)
+    if kept.failed is not None:  # what was scored is printed all the same
+        raise kept.failed
     return ExitCode.OK
+
+
+def subject_of(args, opened, jobs) -> dict[str, Any]:
+    """What is evaluated, without the edits: a folder of rows is gone on with where this is the same."""
+    backend = getattr(getattr(opened.model, "config", None), "_attn_implementation", None)
+    found = {"attention": backend, "seed": args.seed}
+    for job in jobs:
+        found |= {job.name: job.plan, f"content of {job.name} (SHA-256)": job.digest}
+    return found
 
 
 def evaluate(args, opened, jobs, options, kept, tell) -> dict[str, Any]:
@@ -94,13 +110,14 @@ def evaluate(args, opened, jobs, options, kept, tell) -> dict[str, Any]:
     for job in jobs:
         tell(job.plan)
     tell(cost_line(cost_of(opened.model, jobs, 1 + noops + len(options)), noops, len(options)))
-    tell(f"rows: {kept.items}")
+    tell(f"rows: {kept.items} (Ctrl-C keeps them; -o {kept.folder} goes on)")
     steps = Steps(tell)
 
     def scores(name: str, role: Any) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for job in jobs:
-            found |= job.run(role, kept.listener(name, role, job.name), steps.of(f"{job.name}, {name}"))
+            told = kept.listener(name, role, job.name), steps.of(f"{job.name}, {name}")
+            found |= job.run(role, *told, kept.known(name, job.name))
         kept.finished(name, role, found, method=args.interval, seed=args.seed)
         return found
 
@@ -207,9 +224,10 @@ def jobs_of(args, opened, documents) -> list[Any]:
     return found
 
 
-def _check(args) -> Any:
+def _check(args, options) -> Any:
     """The documents that are asked for, None without. Raises: ThalwegError for arguments that no model could answer."""
-    from thalweg.cli.edit_flags import documents_for
+    from thalweg.cli.edit_flags import documents_for, never_acts
+    from thalweg.evaluation.choices import check_shots, read_choices
     from thalweg.evaluation.lm_eval import check_installed, preset
     from thalweg.evaluation.ruler import names_of
 
@@ -223,16 +241,31 @@ def _check(args) -> Any:
         names_of(args.ruler)
     if args.include_path and not args.tasks:
         raise InputError("--include-path is where tasks of --tasks are looked for; give --tasks too")
+    if args.haystack is not None and not args.ruler:
+        raise InputError("--haystack is a text for --ruler; give --ruler too")
+    if args.shots is not None and not (args.choices or args.tasks):
+        raise InputError("--shots is how many solved examples stand before a question; give --choices or --tasks too")
+    if args.shots is not None and args.shots < 0:
+        raise InputError(f"--shots must be at least 0, got {args.shots}")
+    taken = {
+        *(["ruler", *names_of(args.ruler)] if args.ruler else []),
+        *(["text", "masked", "embeddings"] if args.text else []),
+    }
+    for path in args.choices:
+        name = Path(path).stem
+        check_shots(args.shots or 0, read_choices(path), name)
+        if name in taken:
+            raise InputError(f"the results of {path} would be called {name!r}, which is taken; call the file otherwise")
+        taken.add(name)
+    if not (args.ruler or args.tasks):
+        for text, one in options.items():
+            never_acts(one.phase, f"--edit {text}", "give --ruler, which generates")
     asked = args.ruler or args.choices or args.tasks or args.preset
     return documents_for(args) if args.text or not asked else None
 
 
 def _default(model: str) -> Path:
     return Path("evals") / f"{Path(model).name or 'model'}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-def _dtype(model) -> str:
-    return str(next(model.parameters()).dtype).removeprefix("torch.")
 
 
 class Steps:

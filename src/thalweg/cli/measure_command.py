@@ -58,7 +58,7 @@ def configure(parser) -> None:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier result, and the file of -o")
     parser.add_argument("--tokens", type=int, help="tokens to read (8192; of a run 4096, held out, in whole sequences)")
-    parser.add_argument("--which", choices=("last", "best"), default="last", help="checkpoint, of a run (last)")
+    parser.add_argument("--which", choices=("last", "best"), help="checkpoint, of a run (last)")
     measure_model.configure(parser)
 
 
@@ -68,7 +68,7 @@ def run(args) -> ExitCode:
     if not RunFolder.is_run(args.model) or measure_model.given(args):
         return _model(args)
     _check_places(args.model, args.output, args.overwrite)
-    found = of_run(args.model, args.output, args.tokens, args.which, lambda text: say(text, quiet=args.quiet))
+    found = of_run(args.model, args.output, args.tokens, args.which or "last", lambda text: say(text, quiet=args.quiet))
     if args.json:
         emit(found)
         return ExitCode.OK

@@ -43,7 +43,18 @@ def configure(parser) -> None:
     group.add_argument(
         "--text", metavar="FILE", help="documents: .jsonl with a field text, or a text (the shipped novel)"
     )
-    group.add_argument("--length", type=int, metavar="N", help="tokens of a window (512, or what the model takes)")
+    group.add_argument("--limit", type=int, metavar="N", help="only the first N documents")
+    group.add_argument(
+        "--length",
+        "--window",
+        dest="length",
+        type=int,
+        metavar="N",
+        help="tokens of a window (512, or what the model takes)",
+    )
+    group.add_argument(
+        "--bos", action="store_true", help="put BOS (else EOS) before every document, as thalweg eval does (none)"
+    )
     group.add_argument("--batch-size", type=int, metavar="N", help="windows of a pass (as many as fit in 512 MiB)")
     group.add_argument("--values", action="store_true", help="every attention head too, along the token's own value")
     group.add_argument("--own-weights", action="store_true", help="and what each token attends to itself (slower)")
@@ -65,7 +76,9 @@ def configure(parser) -> None:
 
 FLAGS = (
     "text",
+    "limit",
     "length",
+    "bos",
     "batch_size",
     "values",
     "own_weights",
@@ -105,24 +118,31 @@ def check(args) -> Path:
 
 def of_model(args, tell: Callable[[str], None]) -> dict[str, Any]:
     """Measure a model and write the page; what is printed of it."""
-    from thalweg.capture.measure import LENGTH, measure
+    from thalweg._words import counted
+    from thalweg.capture.measure import measure
     from thalweg.cli.opening import open_any
     from thalweg.evaluation import documents_of
+    from thalweg.evaluation.perplexity import prefix_of
     from thalweg.records import provenance
     from thalweg.records.export import export
     from thalweg.reports.model import write_model_report
     from thalweg.reports.text import big, number
 
     page = check(args)
-    documents = documents_of(args.text)
+    documents = documents_of(args.text).first(args.limit)
     more = {"device_map": args.device_map, "trust_remote_code": args.trust_remote_code}
     opened = open_any(
-        args.model, which=args.which, quiet=args.quiet, dtype=args.dtype or "float32", backend=args.backend, **more
+        args.model,
+        which=args.which,
+        default="last",
+        quiet=args.quiet,
+        dtype=args.dtype or "float32",
+        backend=args.backend,
+        **more,
     )
     for line in (opened.name, *opened.notes):
         tell(line)
-    longest = getattr(getattr(opened.model, "config", None), "max_position_embeddings", None)
-    length = args.length or min(LENGTH, longest if isinstance(longest, int) and longest > 1 else LENGTH)
+    tokenizer = opened.require_tokenizer()
     plans, began = [], time.perf_counter()
 
     def on_pass(done: int, plan: Any) -> None:
@@ -138,10 +158,11 @@ def of_model(args, tell: Callable[[str], None]) -> dict[str, Any]:
     rows = measure(
         opened.model,
         [document.text for document in documents],
-        tokenizer=opened.require_tokenizer(),
-        length=length,
+        tokenizer=tokenizer,
+        length=args.length,
         batch_size=args.batch_size,
         tokens=args.tokens or TOKENS,
+        bos=prefix_of(tokenizer, None) if args.bos else None,
         values=args.values,
         own_weights=args.own_weights,
         inner=args.inner,
@@ -160,11 +181,12 @@ def of_model(args, tell: Callable[[str], None]) -> dict[str, Any]:
     except InputError as error:  # what was measured is printed all the same
         failed = error
     losses = {row.measure: row for row in rows if row.measure in ("loss", "token_perplexity")}
+    windows = losses["loss"].split if losses else f"windows of {plan.length}"
     facts = {
         "model": opened.name,
         "opened as": "; ".join(opened.notes) or opened.kind,
         "text": f"{documents.source}: {documents.rule} (SHA-256 {documents.sha256[:16]})",
-        "read": f"{plan.tokens:,} tokens of {plan.documents:,} documents, {losses['loss'].split if losses else f'windows of {plan.length}'}",
+        "read": f"{plan.tokens:,} tokens of {counted(plan.documents, 'document')}, {windows}; {plan.begins}",
         **{name.replace("_", " "): _with_interval(row, number) for name, row in losses.items()},
         "cost": f"{seconds:.0f} s with the proof, {big(plan.kept, 'B')} for the statistics whatever the text",
     }
@@ -189,6 +211,7 @@ def of_model(args, tell: Callable[[str], None]) -> dict[str, Any]:
         "tokens": plan.tokens,
         "documents": plan.documents,
         "length": plan.length,
+        "begins": plan.begins,
         "seconds": round(seconds, 1),
         "proof": {"worst": proof.value, "at": proof.site, "tolerance": proof.null, "n": proof.n, "dtype": proof.dtype},
         **{name: {"value": row.value, "low": row.low, "high": row.high} for name, row in losses.items()},
@@ -244,7 +267,7 @@ def _command(args) -> str:
     parts = ["thalweg measure", Path(args.model).name]
     for name in (*FLAGS, "tokens", "which"):
         value = getattr(args, name)
-        if value in (None, False) or (name == "which" and value == "last"):
+        if value in (None, False):
             continue
         flag = f"--{name.replace('_', '-')}"
         parts.append(

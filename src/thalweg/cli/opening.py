@@ -5,16 +5,29 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.capture.opening import Opened, open_model
+from thalweg.errors import InputError
 from thalweg.records.run import RunFolder
 
 
-def open_any(where: str, *, which: str = "best", quiet: bool = False, **options: Any) -> Opened:
-    """The model that ``where`` names. which: checkpoint, of a run (``best``, ``last``). options: of ``open_model``.
+def open_any(
+    where: str, *, which: str | None = None, default: str = "best", quiet: bool = False, **options: Any
+) -> Opened:
+    """The model that ``where`` names. which: checkpoint, of a run (``best``, ``last``; None: ``default``). options: of ``open_model``.
 
     A run is opened as it was trained (dtype and backend are its own), with the tokenizer of its task, one of ours.
+    Raises: InputError for ``which`` of a model that is no run; as ``open_model``.
     """
     hush_bars(quiet)
-    return open_run(where, which) if RunFolder.is_run(where) else open_model(where, **options)
+    if RunFolder.is_run(where):
+        return open_run(where, which or default)
+    check_which(where, which)
+    return open_model(where, **options)
+
+
+def check_which(where: str, which: str | None) -> None:
+    """Raises: InputError for the checkpoint of a model that has no checkpoints."""
+    if which is not None and not RunFolder.is_run(where):
+        raise InputError(f"--which names a checkpoint of a run, and {where} is no run; leave it out")
 
 
 def hush_bars(quiet: bool) -> None:

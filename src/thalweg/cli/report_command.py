@@ -153,10 +153,13 @@ def of_study(study, output: str | Path) -> Path:
 
 
 def of_edits(study, output: str | Path) -> Path:
-    """The report of a study of edits with its verdict."""
+    """The report of a study of edits or compressions with its verdict."""
     from thalweg import studies
+    from thalweg.reports.compressions import write_compression_report
     from thalweg.reports.edits import EditStudyRecords, write_edit_report
+    from thalweg.studies.compressed.study import CompressionStudy
 
+    compressed = isinstance(study, CompressionStudy)
     lock = lock_of(study)
     records = EditStudyRecords(
         plan=study.plan,
@@ -167,8 +170,9 @@ def of_edits(study, output: str | Path) -> Path:
         version=lock.version if lock else "",
         plan_text=study.path.read_text(encoding="utf-8"),
         plan_path=str(study.path),
+        done="compression" if compressed else "edit",
     )
-    return write_edit_report(records, output)
+    return (write_compression_report if compressed else write_edit_report)(records, output)
 
 
 def lock_of(study):

@@ -188,7 +188,7 @@ def _where(edit: dict[str, Any]) -> str:
 
 def _command(args) -> str:
     parts = [f"thalweg sweep {edit_flags.name_of(args.model)} --site {args.site}"]
-    for name in ("parallel", "perpendicular", "layers", "heads", "limit", "window", "backend"):
+    for name in ("parallel", "perpendicular", "layers", "heads", "limit", "window", "backend", "which"):
         if getattr(args, name) is not None:
             parts.append(f"--{name.replace('_', '-')}={getattr(args, name)}")  # a list may begin with a minus
     for name, default in (

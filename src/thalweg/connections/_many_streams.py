@@ -328,7 +328,7 @@ class ManyStreams(Stream):
             state = [
                 rows_of(
                     lambda i, t, to=to, s=site, m=maps, z=logits, x=mixed, u=update: self.reference_write(
-                        s, z[i][t], m[i][t][1], x[to][i, t], u[i, t], to
+                        s, z[i][t], m[i][t][1], [row[i, t] for row in x], u[i, t], to
                     ),
                     embedding,
                 )
@@ -338,10 +338,10 @@ class ManyStreams(Stream):
         return each_token(lambda row: reference_norm(self.final_norm, row), end)
 
     def reference_write(
-        self, site: Any, logits: dict[str, list[Tensor]], write: Any, mixed: Tensor, update: Tensor, to: int
+        self, site: Any, logits: dict[str, list[Tensor]], write: Any, mixed: list[Tensor], update: Tensor, to: int
     ) -> Tensor:
-        """Stream ``to`` of one token after the write, from what mixing made of it [d] and the update [d]; for the reference."""
-        return mixed + write[to] * update
+        """Stream ``to`` of one token after the write, from what mixing made of all of them (n of [d]) and the update [d]; for the reference."""
+        return mixed[to] + write[to] * update
 
 
 def _matches(pattern: str, names: Iterable[str]) -> bool:

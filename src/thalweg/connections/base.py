@@ -286,6 +286,11 @@ class Stream(nn.Module):
         """Whether ``read`` at one token depends on other (past) tokens."""
         return False
 
+    @property
+    def sees_later_tokens(self) -> bool:
+        """Whether a write at one token depends on tokens after it: for encoders, which a decoder refuses."""
+        return False
+
     def extra_repr(self) -> str:
         return f"width={self.width}, sites={len(self.layout)}"
 

@@ -140,9 +140,9 @@ class MHCDelta(ManyStreams):
 
     def reference_write(self, site, logits, write, mixed, update, to):
         length = torch.sqrt((update * update).sum() + self.options.direction_eps**2)
-        k = [u / length for u in update]
-        held = sum(a * b for a, b in zip(k, mixed, strict=True))
+        k, own = [u / length for u in update], mixed[to]
+        held = sum(a * b for a, b in zip(k, own, strict=True))
         erase = 2 * sigmoid(logits["erase"][to])
         if self.options.value == "learned":
-            return torch.stack([m + erase * a * (logits["value"][to] - held) for m, a in zip(mixed, k, strict=True)])
-        return torch.stack([m - erase * a * held + write[to] * u for m, a, u in zip(mixed, k, update, strict=True)])
+            return torch.stack([m + erase * a * (logits["value"][to] - held) for m, a in zip(own, k, strict=True)])
+        return torch.stack([m - erase * a * held + write[to] * u for m, a, u in zip(own, k, update, strict=True)])

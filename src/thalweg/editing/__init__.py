@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from thalweg._lazy import lazy
 
 if TYPE_CHECKING:
+    from thalweg.editing.attaching import Attached, attach, attach_from
     from thalweg.editing.auditing import audit, correlation
     from thalweg.editing.editor import Drift, Edited, edit, matched_noop
     from thalweg.editing.options import EditOptions
@@ -16,12 +17,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PUBLISHED",
+    "Attached",
     "Drift",
     "EditOptions",
     "Edited",
     "Point",
     "Result",
     "Sweep",
+    "attach",
+    "attach_from",
     "audit",
     "correlation",
     "each_layer",
@@ -34,6 +38,7 @@ __all__ = [
 __getattr__, __dir__ = lazy(
     __name__,
     {
+        "attaching": ("Attached", "attach", "attach_from"),
         "auditing": ("audit", "correlation"),
         "editor": ("Drift", "Edited", "edit", "matched_noop"),
         "options": ("EditOptions",),

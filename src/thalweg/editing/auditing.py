@@ -1,7 +1,7 @@
 """What an edit really changed: its strength where it is applied, and what it amounts to on the diagonal of the attention weights."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -10,13 +10,13 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from thalweg.capture import Located, SitePlace, locate
-from thalweg.capture.watching import item_of
-from thalweg.editing.editor import Batch, dtype_of, edit
+from thalweg.capture import Located, Point, SitePlace, locate
+from thalweg.capture.proof import dtype_name
+from thalweg.editing.editor import Batch, batches_of, edit
+from thalweg.editing.hooks import Heard, last_at
 from thalweg.editing.options import EditOptions
 from thalweg.editing.passes import Pass
 from thalweg.editing.places import reference_of
-from thalweg.editing.residual import Heard
 from thalweg.errors import InputError
 from thalweg.geometry.applied import applied_energy_ratio, applied_norm_ratio, retained_norm
 from thalweg.geometry.diagonal import effective_diagonal
@@ -27,6 +27,7 @@ STRENGTH = {
     "applied.energy_ratio": applied_energy_ratio,
     "applied.retained": retained_norm,
 }
+Seen = Callable[[], Tensor | None]
 LEAST_LAYERS = 4  # of a correlation, after the first and last are left out
 
 
@@ -57,7 +58,7 @@ def audit(
     with ExitStack() as stack:
         heard = stack.enter_context(_listening(located, options, found))
         facts = stack.enter_context(edit(model, options, map=map, calibration=calibration, heard=heard))
-        for batch in [batches] if isinstance(batches, Mapping) else batches:
+        for batch in batches_of(model, batches):
             model(**batch)
     rows = Measurements()
     for (name, place, head), parts in found.items():
@@ -69,7 +70,7 @@ def audit(
             "n": len(every),
             "branch": options.site,
             "arm": options.describe(),
-            "dtype": dtype_of(model),
+            "dtype": dtype_name(model),
             "null": 1.0 if name == "applied.retained" else 0.0,
             "null_kind": "no edit",
         }
@@ -86,25 +87,16 @@ def audit(
 @contextmanager
 def _listening(located: Located, options: EditOptions, found: dict):
     """Gives what listens to an edit and puts measures of the real tokens [n] into ``found``."""
-    values: dict[int, Tensor] = {}  # of a site, [b t kv dv]
-    states: dict[int, Tensor] = {}  # what the update is added to
+    values: dict[int, Seen] = {}  # of a site, the output that holds its values
+    states: dict[int, Seen] = {}  # what the update is added to
     with ExitStack() as stack:
         for place in located.attention:
             if place.heads is not None:
-
-                def note(_: nn.Module, args: Any, output: Any, place: SitePlace = place) -> None:
-                    assert place.heads is not None
-                    values[place.index] = place.heads.values(item_of(output, 0))
-
-                stack.callback(located.module(place.heads.value).register_forward_hook(note).remove)
+                values[place.index] = last_at(stack, located, Point(place.heads.value, "output"))
             if options.site == "attention":
                 point = reference_of(located, place, options.reference)
-
-                def see(_: nn.Module, args: Any, kwargs: Any, place: SitePlace = place) -> None:
-                    states[place.index] = next(v for v in (*args, *kwargs.values()) if isinstance(v, Tensor))
-
                 if point.side == "input":
-                    stack.callback(located.module(point.module).register_forward_pre_hook(see, with_kwargs=True).remove)
+                    states[place.index] = last_at(stack, located, point)
         yield _heard(located, options, found, values, states)
 
 
@@ -119,9 +111,11 @@ def _heard(located: Located, options: EditOptions, found: dict, values: dict, st
         if outputs is not None:
             for name, measure in STRENGTH.items():
                 keep(name, measure(*outputs))
-        if place.heads is None or place.index not in values:
+        projected = values[place.index]() if place.index in values else None
+        state = states[place.index]() if place.index in states else None
+        if place.heads is None or projected is None:
             return
-        v = values[place.index].repeat_interleave(place.heads.group, 2).to(before.device)
+        v = place.heads.values(projected).repeat_interleave(place.heads.group, 2).to(before.device)
         if options.site == "value":
             change = effective_diagonal(after.double() - before.double(), v, v, 2.0)  # scale 2: just the ratio
             for head in range(change.shape[-1]):
@@ -130,9 +124,9 @@ def _heard(located: Located, options: EditOptions, found: dict, values: dict, st
                     change[..., head],
                     head,
                 )
-        elif place.index in states and place.update in (place.sublayer, place.heads.output):  # no norm in between
+        elif state is not None and place.update in (place.sublayer, place.heads.output):  # no norm in between
             own = _unbiased(located.module(place.heads.output), place.heads.flat(v))
-            z = states[place.index].to(before.device)
+            z = state.to(before.device)
             keep("effective_diagonal.residual", effective_diagonal(after.double() - before.double(), z, own, 2.0))
 
     return heard

@@ -1,8 +1,9 @@
 """Edit a model inside a block: scale the part of its updates along, or across, what they are added to."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,18 +11,20 @@ from torch import Tensor, nn
 
 from thalweg.capture import Located, SitePlace, locate
 from thalweg.capture.attention import WRAPPED, backend_of, refuse_compiled
+from thalweg.capture.proof import called, dtype_name
 from thalweg.editing.arithmetic import Change, Gathering, changes
+from thalweg.editing.hooks import Heard
 from thalweg.editing.options import EditOptions
 from thalweg.editing.passes import Passes, read
 from thalweg.editing.places import chosen
-from thalweg.editing.residual import Heard, residual_edit
+from thalweg.editing.residual import residual_edit
 from thalweg.editing.value import value_edits
 from thalweg.errors import InputError, UnknownNameError
 from thalweg.ops.precision import wide
 
 MOST_DRIFT = 1e-3  # of a no-op, relative to the largest output
 OPTIONS = tuple(f.name for f in fields(EditOptions))
-Batch = Mapping[str, Tensor]
+Batch = Mapping[str, Tensor] | Tensor
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,23 @@ class Edited:
         }
 
 
-@contextmanager
+class Edit(AbstractContextManager):
+    """What :func:`edit` gives: to be entered, again and also inside itself, where it acts once more."""
+
+    def __init__(self, enter: Callable[[], AbstractContextManager[Edited]]):
+        self._enter = enter
+        self._inside: list[AbstractContextManager[Edited]] = []
+
+    def __enter__(self) -> Edited:
+        block = self._enter()
+        found = block.__enter__()
+        self._inside.append(block)
+        return found
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._inside.pop().__exit__(*error)
+
+
 def edit(
     model: nn.Module,
     options: EditOptions | None = None,
@@ -73,8 +92,8 @@ def edit(
     forced: bool = False,
     heard: Heard | None = None,
     **values: Any,
-) -> Iterator[Edited]:
-    """Scale one component of the updates of ``model`` inside the block; gives an :class:`Edited`.
+) -> Edit:
+    """Scale one component of the updates of ``model`` inside the block; entered, it gives an :class:`Edited`.
 
         with edit(model, site="value", parallel=0.5):
             model.generate(...)
@@ -89,10 +108,25 @@ def edit(
     calibration: batches of model arguments that ``coefficient`` is measured on, once, before the block. forced: compute at scales of 1 too
     (the matched no-op). heard: told of every edited tensor before and after (:mod:`thalweg.editing.auditing`).
     With recomputation of layers in the backward pass, that pass belongs inside the block too.
-    Edits nest, the outer one acts first; a watch entered inside sees the edited updates.
+    Edits nest, the outer one acts first; a watch entered inside sees the edited updates. An edit may be entered again.
     Raises: InputError, UnknownNameError for options that the model cannot have; what :func:`thalweg.capture.attention_tap` raises.
     Source: He et al. 2026 (arXiv 2609.15975); the closed form of the value edit is ours. Deviations: :mod:`thalweg.ops.value_edit`.
     """
+    if isinstance(calibration, Iterator):
+        calibration = list(calibration)
+    return Edit(partial(_entered, model, options, map, calibration, forced, heard, values))
+
+
+@contextmanager
+def _entered(
+    model: nn.Module,
+    options: EditOptions | None,
+    map: Any,
+    calibration: Batch | Iterable[Batch] | None,
+    forced: bool,
+    heard: Heard | None,
+    values: Mapping[str, Any],
+) -> Iterator[Edited]:
     options = _options(options, values)
     refuse_compiled(model)
     located = locate(model, map)
@@ -112,7 +146,7 @@ def edit(
         {layer: (change.parallel, change.perpendicular) for layer, change in made.items()},
         backend,
         route,
-        dtype_of(model),
+        dtype_name(model),
         active,
         notes_of(located, options),
         located,
@@ -192,7 +226,7 @@ def gathered(
     route: str,
 ) -> dict[int, Tensor]:
     """Coefficients of the real tokens of the calibration batches by layer, [n] (of values [n h]). Raises: InputError without batches."""
-    batches: list[Any] = [calibration] if isinstance(calibration, Mapping) else list(calibration or ())
+    batches = [] if calibration is None else batches_of(located.model, calibration)
     if not batches:
         raise InputError(
             f"coefficient {options.coefficient!r} is measured on text first; give calibration=[{{'input_ids': ..., 'attention_mask': ...}}]"
@@ -200,13 +234,14 @@ def gathered(
     made = {place.layer: Gathering(place.layer, group=options.group) for place in places}
     with _installed(located, places, options.gathering(), made, route):
         for batch in batches:
-            located.model(**dict(batch))
+            located.model(**batch)
     return {layer: torch.cat(gathering.kept) for layer, gathering in made.items()}
 
 
-def dtype_of(model: nn.Module) -> str:
-    """Of the parameters, the first one's."""
-    return str(next((p.dtype for p in model.parameters() if p.is_floating_point()), "")).removeprefix("torch.")
+def batches_of(model: nn.Module, given: Batch | Iterable[Batch]) -> list[dict[str, Any]]:
+    """One batch or several, each arguments by name or token ids [b t], as arguments on the model's device. Raises: InputError."""
+    alone = isinstance(given, Mapping | Tensor) or not isinstance(given, Iterable)
+    return [called(model, batch) for batch in ([given] if alone else given)]  # type: ignore[list-item]  # one that is none is refused
 
 
 @dataclass(frozen=True)
@@ -235,8 +270,8 @@ def matched_noop(
     """
     noop = _options(options, values).as_noop()
     worst, tokens, backend = 0.0, 0, ""
-    for batch in [batches] if isinstance(batches, Mapping) else batches:
-        real = read(dict(batch)).real
+    for batch in batches_of(model, batches):
+        real = read(batch).real
         plain = _first(model(**batch), real)
         with edit(model, noop, map=map, forced=True) as facts:
             edited = _first(model(**batch), real)

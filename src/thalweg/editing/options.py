@@ -1,11 +1,11 @@
 """What an edit is: the site, the retained scales, and which layers, heads and passes it holds for."""
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+from thalweg.capture.layers import Layers, check_spelling
 from thalweg.errors import InputError, UnknownNameError
 
 SITES = ("value", "attention", "mlp", "block")
@@ -17,8 +17,6 @@ REFERENCES = ("stream", "block_input")
 ROUTES = ("tap", "hooks")
 
 Scale = float | Mapping[int, float]
-Layers = str | int | Sequence[int] | None
-_RANGE = re.compile(r"\s*(\d+)\s*-\s*(\d+)\s*")
 
 
 @dataclass(frozen=True)
@@ -67,11 +65,13 @@ class EditOptions:
         if isinstance(self.skip_first, bool) or not isinstance(self.skip_first, int) or self.skip_first < 0:
             raise InputError(f"skip_first must be a number of layers of at least 0, got {self.skip_first!r}")
         if isinstance(self.layers, str):
-            _spelled(self.layers)
+            check_spelling(self.layers)
         self._check_heads()
         self._check_together()
 
     def _check_heads(self) -> None:
+        if self.heads is not None and not isinstance(self.heads, Sequence):
+            raise InputError(f"heads are a list of whole numbers from 0, got {self.heads!r}; write heads=[0, 2]")
         if self.heads is not None and not len(self.heads):
             raise InputError("no head is left to edit; leave heads out for all of them")
         for head in self.heads or ():
@@ -174,51 +174,3 @@ def _check_scale(name: str, scale: Any) -> None:
     for value in scale.values() if isinstance(scale, Mapping) else (scale,):
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise InputError(f"{name} is a retained scale (1 keeps, 0 removes), a finite number, got {value!r}")
-
-
-def chosen_layers(layers: Layers, depth: int, skip_first: int = 0) -> tuple[int, ...]:
-    """Layers from a list, a number, or text: ``last``, ``first``, ``all``, a slice ``5:11``, the same as a range ``5-10`` with both ends,
-    numbers ``0,3``; negative ones count from the end.
-
-    skip_first: layers left out at the beginning. Raises: InputError for a layer that the model does not have, or if none is left.
-    """
-    if layers is None or layers == "all":
-        found = list(range(depth))
-    elif isinstance(layers, str):
-        found = _spelled(layers)
-        found = list(range(depth))[found] if isinstance(found, slice) else found
-    else:
-        found = [layers] if isinstance(layers, int) and not isinstance(layers, bool) else list(layers)  # type: ignore[arg-type]
-    whole = []
-    for layer in found:
-        if isinstance(layer, bool) or not isinstance(layer, int) or not -depth <= layer < depth:
-            raise InputError(f"layers are numbers from 0 to {depth - 1} (or from the end, -1), got {layer!r}")
-        whole.append(layer % depth)
-    kept = tuple(sorted({layer for layer in whole if layer >= skip_first}))
-    if not kept:
-        raise InputError(f"no layer is left to edit: layers {layers!r}, skip_first {skip_first}, the model has {depth}")
-    return kept
-
-
-def _spelled(text: str) -> slice | list[int]:
-    """What a text says before the depth of a model is known. Raises: InputError."""
-    named = {"all": slice(None), "last": [-1], "first": [0]}
-    if text in named:
-        return named[text]
-    try:
-        if ":" in text:
-            found = slice(*(int(part) if part.strip() else None for part in text.split(":")))
-            range(1)[found]  # a step of 0 is none
-            return found
-        numbers: list[int] = []
-        for part in text.split(","):
-            ends = _RANGE.fullmatch(part)
-            low, high = map(int, ends.groups()) if ends else (int(part), int(part))
-            if low > high:
-                raise ValueError
-            numbers += range(low, high + 1)
-        return numbers
-    except (TypeError, ValueError):
-        raise InputError(
-            f"layers are numbers 0,3, a slice 1: or 5:11 (= 5-10, layers 5 to 10), first, last or all, got {text!r}"
-        ) from None

@@ -48,6 +48,10 @@ class Passes:
             )
         return self._now
 
+    def hold(self, phase: str) -> bool:
+        """Whether an edit of this phase holds for the pass that is running."""
+        return phase == "all" or (phase == "decode") == self.now.decoding
+
     @contextmanager
     def followed(self, located: Located) -> Iterator["Passes"]:
         """Know the pass of every call of the model inside the block."""

@@ -6,7 +6,8 @@ import torch
 
 from thalweg.capture import Located, Point, SitePlace
 from thalweg.capture.attention import SLOT
-from thalweg.editing.options import EditOptions, chosen_layers
+from thalweg.capture.layers import chosen_layers
+from thalweg.editing.options import EditOptions
 from thalweg.errors import InputError
 from thalweg.ops.value_edit import value_edit
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from thalweg.editing.editor import dtype_of, edit
+from thalweg.capture.proof import dtype_name
+from thalweg.editing.editor import edit
 from thalweg.editing.options import EditOptions, site_of
 from thalweg.errors import InputError, UnknownNameError
 from thalweg.evaluation.paired import Difference, Role, check_drift, differences, drift
@@ -219,7 +220,7 @@ def sweep(
         results.append(Result(point, scores, baselines[name], moved, drift(baselines[name], unedited), seconds))
         if on_point is not None:
             on_point(i + 1, len(points), point, results[-1])
-    return Sweep(unedited, tuple(results), dtype_of(model), dict(subject or {}))
+    return Sweep(unedited, tuple(results), dtype_name(model), dict(subject or {}))
 
 
 class _Record:

@@ -2,20 +2,18 @@
 
 from collections.abc import Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from thalweg.capture import Located, SitePlace
+from thalweg.capture import Located, Point, SitePlace
 from thalweg.capture.attention import attention_tap
 from thalweg.capture.attention_call import AttentionCall
-from thalweg.capture.watching import given, item_of
 from thalweg.editing.arithmetic import Change
+from thalweg.editing.hooks import Heard, last_at, on_input
 from thalweg.editing.options import EditOptions
 from thalweg.editing.passes import Passes
 from thalweg.editing.places import counts, head_mask
-from thalweg.editing.residual import Heard, holds
 from thalweg.errors import InputError
 
 
@@ -61,7 +59,7 @@ def _tapped(
 
     def on_attention(call: AttentionCall) -> Tensor | None:
         place = owners.get(id(call.module))
-        if place is None or not holds(passes, options.phase):
+        if place is None or not passes.hold(options.phase):
             return None
         if options.control == "diagonal":
             new = call.without_own()
@@ -89,30 +87,21 @@ def _hooked(
     heads = place.heads
     assert heads is not None  # checked when the places were chosen
     mask = head_mask(heads.query, options.heads)
-    last: list[Tensor] = []
+    projected = last_at(stack, located, Point(heads.value, "output"))
 
-    def note(_: nn.Module, args: Any, output: Any) -> None:
-        last[:] = [heads.values(item_of(output, 0))]
-
-    def edit(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not holds(passes, options.phase):
+    def edited(flat: Tensor) -> Tensor | None:
+        if not passes.hold(options.phase):
             return None
-        flat = given(args, kwargs)
-        if not last:
+        seen, o = projected(), heads.outputs(flat)
+        if seen is None:
             raise InputError(f"the output projection of {place.name} ran before its values; say route='tap'")
-        o = heads.outputs(flat)
-        new = change.value(o, last[0].to(o.device), None, passes.now)
+        new = change.value(o, heads.values(seen).to(o.device), None, passes.now)
         new = _kept(new, o, mask, passes)
         if heard is not None:
             heard(place, o, new, passes.now)
-        new = heads.flat(new)
-        if args and args[0] is flat:
-            return (new, *args[1:]), kwargs
-        return args, {name: new if value is flat else value for name, value in kwargs.items()}
+        return heads.flat(new)
 
-    stack.callback(last.clear)
-    stack.callback(located.module(heads.value).register_forward_hook(note).remove)
-    stack.callback(located.module(heads.output).register_forward_pre_hook(edit, with_kwargs=True).remove)
+    on_input(stack, located.module(heads.output), edited)
 
 
 def _kept(new: Tensor, o: Tensor, mask: Tensor | None, passes: Passes) -> Tensor:

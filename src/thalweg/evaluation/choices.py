@@ -1,7 +1,7 @@
 """Multiple choice from local files: the choice with the largest log likelihood after the question, few examples before it if wanted."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from thalweg.capture.limits import longest_of, vocabulary_of
 from thalweg.config import checked_path
 from thalweg.data.tasks.text_file import decode, read_bytes
 from thalweg.data.text.tokenizer import token_ids
 from thalweg.errors import InputError
 from thalweg.evaluation.scores import Scores, share
 from thalweg.evaluation.scoring import check_batch, score
-from thalweg.evaluation.subjects import around, check_causal, check_tokenizer, ids_of, longest_of, vocabulary_of
+from thalweg.evaluation.subjects import around, check_causal, check_tokenizer, ids_of
 from thalweg.evaluation.windows import Window
 
 FIELDS = ("question", "choices", "answer")
@@ -74,19 +75,21 @@ def choices(
     padding: str = "right",
     on_item: Callable[[int, int], None] | None = None,
     on_row: Callable[[dict[str, Any]], None] | None = None,
+    known: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Scores:
     """Accuracy by the likeliest choice: ``acc`` (sum), ``acc_norm`` (by characters of the choice) and ``acc_bytes`` (by its bytes).
 
     A choice is scored as lm-eval scores it: question and choice are cut into tokens together (the special tokens that the tokenizer adds
     stand before), and what stands after the tokens of the question belongs to the choice. shots: other items of the list put before each
-    question with their answers, drawn from ``seed`` and its number.
+    question with their answers, drawn from ``seed`` and its number. known: rows of ``on_row`` by the names of items, of an earlier call;
+    those are not scored again.
     Raises: InputError for an encoder, no tokenizer, too few items for the shots, or a question longer than the model takes.
     """
     check_batch(batch_size, padding)
     check_tokenizer(tokenizer)
     check_causal(model)
-    if not 0 <= shots < len(items):
-        raise InputError(f"shots must lie in 0..{len(items) - 1} (the other items), got {shots}")
+    check_shots(shots, items, name)
+    known = known or {}
     longest, (start, _) = longest_of(model), around(tokenizer)
     ids_of(tokenizer, items[0].question, vocabulary_of(model), f"{name}, item 0")
     windows: list[Window] = []
@@ -97,7 +100,8 @@ def choices(
             context = [*start, *context]
             if not rest:
                 raise InputError(f"{name}, item {i}: choice {choice!r:.40} has no token of its own after the question")
-            windows.append(Window([*context, *rest][:-1], rest))
+            if f"{name} {i}" not in known:
+                windows.append(Window([*context, *rest][:-1], rest))
             if longest is not None and len(context) + len(rest) - 1 > longest:
                 raise InputError(
                     f"{name}, item {i} has {len(context) + len(rest)} tokens, the model takes {longest}; give fewer shots"
@@ -105,6 +109,10 @@ def choices(
     scored = score(model, windows, batch_size=batch_size, padding=padding)
     columns = {key: np.zeros(len(items)) for key in ("acc", "acc_norm", "acc_bytes", "chance", "items")}
     for i, item in enumerate(items):
+        if (row := known.get(f"{name} {i}")) is not None:
+            for key, column in columns.items():
+                column[i] = row[key]
+            continue
         found = np.array([next(scored).log_likelihood for _ in item.choices])
         by = {
             "acc": np.ones(len(found)),
@@ -127,6 +135,12 @@ def choices(
         tuple(share((key, "items"), key, **null) for key in ("acc", "acc_norm", "acc_bytes")),
         {"shots": shots, "seed": seed},
     )
+
+
+def check_shots(shots: int, items: Sequence[Item], name: str) -> None:
+    """Raises: InputError for more solved examples than there are other items."""
+    if not 0 <= shots < len(items):
+        raise InputError(f"{name}: shots must lie in 0..{len(items) - 1} (the other items), got {shots}")
 
 
 def split(tokenizer: Any, context: str, continuation: str) -> tuple[list[int], list[int]]:

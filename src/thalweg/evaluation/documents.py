@@ -41,10 +41,7 @@ class Documents(Sequence):
 
     @property
     def sha256(self) -> str:
-        digest = hashlib.sha256()
-        for document in self.items:
-            digest.update(document.text.encode() + b"\0")
-        return digest.hexdigest()
+        return digest_of(document.text for document in self.items)
 
     @property
     def cut(self) -> bool:
@@ -58,6 +55,14 @@ class Documents(Sequence):
         if count < 1:
             raise InputError(f"at least 1 document must be read, got {count}")
         return Documents(self.items[:count], self.source, f"{self.rule}; the first {count} of {len(self.items)}")
+
+
+def digest_of(texts: Iterable[str]) -> str:
+    """SHA-256 of texts in order."""
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(text.encode() + b"\0")
+    return digest.hexdigest()
 
 
 def documents_of(path: str | Path | None = None) -> Documents:

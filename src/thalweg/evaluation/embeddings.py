@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from thalweg.capture.evaluating import evaluating
+from thalweg.capture.limits import vocabulary_of
 from thalweg.errors import InputError, ShapeError
 from thalweg.evaluation.documents import Document, as_documents
 from thalweg.evaluation.perplexity import length_of
 from thalweg.evaluation.scores import Scores, share
-from thalweg.evaluation.scoring import batches, check_batch, device_of, padded
-from thalweg.evaluation.subjects import around, check_tokenizer, ids_of, vocabulary_of
+from thalweg.evaluation.scoring import batches, check_batch, device_of, rows_of
+from thalweg.evaluation.subjects import around, check_tokenizer, ids_of
 from thalweg.ops.precision import wide
 from thalweg.records import Measurements
 from thalweg.statistics import Interval
@@ -55,8 +56,7 @@ def embed(
     found: list[Tensor] = []
     with evaluating(model):
         for batch in batches(rows, batch_size):
-            ids, mask = padded(batch, padding, device_of(model))
-            mask = torch.ones_like(ids) if mask is None else mask
+            ids, mask = rows_of(batch, padding, device_of(model))
             states = getattr(body(input_ids=ids, attention_mask=mask), "last_hidden_state", None)
             if states is None:
                 raise InputError(f"{type(model).__name__} gives no last_hidden_state; give an encoder of transformers")

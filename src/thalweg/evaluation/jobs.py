@@ -10,23 +10,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from thalweg._words import counted
 from thalweg.capture.evaluating import evaluating
+from thalweg.capture.limits import longest_of, vocabulary_of
 from thalweg.data.text.tokenizer import token_ids
 from thalweg.errors import InputError
 from thalweg.evaluation import lm_eval, masked, ruler
 from thalweg.evaluation.choices import choices, read_choices
-from thalweg.evaluation.documents import Document, Documents, pieces
+from thalweg.evaluation.documents import Document, Documents, digest_of, pieces
 from thalweg.evaluation.embeddings import PAIRED, embed, embedding_similarity
 from thalweg.evaluation.masked import masked_plan
 from thalweg.evaluation.paired import Role
-from thalweg.evaluation.perplexity import length_of, of_plan, plan_of
+from thalweg.evaluation.perplexity import begin_of, length_of, of_plan, plan_of
 from thalweg.evaluation.ruler.run import run as run_ruler
 from thalweg.evaluation.scores import Scores
 from thalweg.evaluation.scoring import device_of
-from thalweg.evaluation.subjects import around, check_causal, check_tokenizer, longest_of, vocabulary_of
+from thalweg.evaluation.subjects import around, check_causal, check_tokenizer
 
 OnRow = Callable[[dict[str, Any]], None]
 OnStep = Callable[[int, int], None]
+Known = Mapping[str, Mapping[str, Any]]
+NONE: Known = {}
 PROBE = 256  # tokens of the pass that is timed
 PARAGRAPH = 400  # characters of a text whose embedding is taken, at least
 
@@ -34,14 +38,16 @@ PARAGRAPH = 400  # characters of a text whose embedding is taken, at least
 @dataclass(frozen=True)
 class Job:
     """One evaluation. plan: what it will do, in words; tokens: read by one run of it, None where that is not known before; width: the most
-    tokens of a pass, times rows; run(role, on_row, on_step): the scores by task, rows and steps told as they come.
+    tokens of a pass, times rows; run(role, on_row, on_step, known): the scores by task, rows and steps told as they come; known: rows by the
+    names of their items, of an earlier run of the same role, which are not scored again. digest: SHA-256 of what is scored.
     """
 
     name: str
     plan: str
     tokens: int | None
     width: int
-    run: Callable[[Role, OnRow, OnStep], Mapping[str, Scores]]
+    run: Callable[..., Mapping[str, Scores]]
+    digest: str = ""
 
 
 def text_job(
@@ -59,11 +65,16 @@ def text_job(
     check_causal(model)
     plan = plan_of(model, tokenizer, documents, window=window, stride=stride, bos=bos)
 
-    def run(role: Role, on_row: OnRow, on_step: OnStep) -> Mapping[str, Scores]:
-        return {"text": of_plan(model, plan, batch_size=batch_size, on_window=on_step, on_document=on_row)}
+    def run(role: Role, on_row: OnRow, on_step: OnStep, known: Known = NONE) -> Mapping[str, Scores]:
+        told = {"on_window": on_step, "on_document": on_row, "known": known}
+        return {"text": of_plan(model, plan, batch_size=batch_size, **told)}
 
-    said = f"text: {_counted(documents)} of {documents.source} ({documents.rule}), {plan.windows:,} windows; {plan.rule.words}"
-    return Job("text", said, plan.tokens, batch_size * plan.rule.length, run)
+    begins = begin_of(tokenizer, plan.rule.prefix)
+    said = (
+        f"text: {counted(len(documents), 'document')} of {documents.source} ({documents.rule}), {counted(plan.windows, 'window')}; "
+        f"{plan.rule.words}; {begins}"
+    )
+    return Job("text", said, plan.tokens, batch_size * plan.rule.length, run, documents.sha256)
 
 
 def masked_job(
@@ -78,14 +89,12 @@ def masked_job(
     """Masked loss of documents. Raises: InputError."""
     plan = masked_plan(model, tokenizer, documents, window=window, seed=seed)
 
-    def run(role: Role, on_row: OnRow, on_step: OnStep) -> Mapping[str, Scores]:
-        scores = masked.of_plan(model, plan, batch_size=batch_size, on_window=on_step)
-        for row in scores.rows():
-            on_row(row)
-        return {"masked": scores}
+    def run(role: Role, on_row: OnRow, on_step: OnStep, known: Known = NONE) -> Mapping[str, Scores]:
+        told = {"on_window": on_step, "on_document": on_row, "known": known}
+        return {"masked": masked.of_plan(model, plan, batch_size=batch_size, **told)}
 
-    said = f"masked loss: {_counted(documents)} of {documents.source}; {plan.rule}"
-    return Job("masked", said, plan.tokens, batch_size * plan.length, run)
+    said = f"masked loss: {counted(len(documents), 'document')} of {documents.source}; {plan.rule}"
+    return Job("masked", said, plan.tokens, batch_size * plan.length, run, documents.sha256)
 
 
 def embedding_job(
@@ -93,15 +102,15 @@ def embedding_job(
 ) -> Job:
     """How far edits move mean-pooled embeddings of paragraphs from those of the unedited model, and the order of their similarities.
 
-    Of every document the paragraphs (joined to at least 400 characters, cut at a word where the window ends) are taken in turn.
-    Raises: InputError.
+    Of every document the paragraphs (joined to at least 400 characters, cut at a word where the window ends) are taken in turn. Embeddings
+    are not kept, so an evaluation that is gone on with takes them anew. Raises: InputError.
     """
     check_tokenizer(tokenizer)
     length = length_of(model, None)
     chosen = _paragraphs(documents, tokenizer, texts, length - sum(map(len, around(tokenizer))))
     original: list[Tensor] = []
 
-    def run(role: Role, on_row: OnRow, on_step: OnStep) -> Mapping[str, Scores]:
+    def run(role: Role, on_row: OnRow, on_step: OnStep, known: Known = NONE) -> Mapping[str, Scores]:
         found = embed(model, tokenizer, chosen, batch_size=batch_size, on_text=on_step)
         if role == "unedited":
             original[:] = [found]
@@ -113,16 +122,13 @@ def embedding_job(
         facts = {"pair_similarity_spearman": order}
         scores = replace(similarity.kept, items=tuple(text.name for text in chosen), facts=facts)
         for row in scores.rows():
-            on_row(row)
+            if row["item"] not in known:
+                on_row(row)
         return {"embeddings": scores}
 
     said = f"embeddings: {len(chosen)} paragraphs of {documents.source}, mean over tokens, against the unedited model"
     tokens = sum(len(token_ids(tokenizer, text.text)) for text in chosen)
-    return Job("embeddings", said, tokens, 0, run)
-
-
-def _counted(documents: Documents) -> str:
-    return "1 document" if len(documents) == 1 else f"{len(documents)} documents"
+    return Job("embeddings", said, tokens, 0, run, documents.sha256)
 
 
 def _paragraphs(documents: Documents, tokenizer: Any, most: int, room: int) -> list[Document]:
@@ -150,10 +156,11 @@ def choices_job(
     items, name = read_choices(path), Path(path).stem
     options: dict[str, Any] = {"name": name, "shots": shots, "seed": seed, "batch_size": batch_size}
 
-    def run(role: Role, on_row: OnRow, on_step: OnStep) -> Mapping[str, Scores]:
-        return {name: choices(model, tokenizer, items, on_item=on_step, on_row=on_row, **options)}
+    def run(role: Role, on_row: OnRow, on_step: OnStep, known: Known = NONE) -> Mapping[str, Scores]:
+        return {name: choices(model, tokenizer, items, on_item=on_step, on_row=on_row, known=known, **options)}
 
-    return Job(name, f"{name}: {len(items)} questions, {shots}-shot, by log likelihood", None, 0, run)
+    said = f"{name}: {counted(len(items), 'question')}, {shots}-shot, seed {seed}, by log likelihood"
+    return Job(name, said, None, 0, run, digest_of(map(repr, items)))
 
 
 def ruler_job(
@@ -184,16 +191,20 @@ def ruler_job(
     }
     tokens = sum(sample.tokens + sample.generate for samples in made.values() for sample in samples)
     run = partial(_run_ruler, model, tokenizer, made, length, batch_size)
-    said = f"long context: {', '.join(names)}, {count} samples each in {length:,} tokens, seed {seed}"
-    return Job("ruler", said, tokens, batch_size * length, run)
+    said = f"long context: {', '.join(names)}, {counted(count, 'sample')} each in {length:,} tokens, seed {seed}"
+    prompts = (sample.prompt for samples in made.values() for sample in samples)
+    return Job("ruler", said, tokens, batch_size * length, run, digest_of(prompts))
 
 
 def _takes(name: str) -> tuple[str, ...]:
     return () if name in ("cwe", "fwe") else ("noise", "text")
 
 
-def _run_ruler(model, tokenizer, made, length, batch_size, role, on_row, on_step) -> Mapping[str, Scores]:
-    return run_ruler(model, tokenizer, made, length=length, batch_size=batch_size, on_row=on_row, on_sample=on_step)
+def _run_ruler(
+    model, tokenizer, made, length, batch_size, role, on_row, on_step, known: Known = NONE
+) -> Mapping[str, Scores]:
+    told = {"on_row": on_row, "on_sample": on_step, "known": known}
+    return run_ruler(model, tokenizer, made, length=length, batch_size=batch_size, **told)
 
 
 def lm_eval_job(
@@ -215,14 +226,16 @@ def lm_eval_job(
         "max_length": window,
     }
 
-    def run(role: Role, on_row: OnRow, on_step: OnStep) -> Mapping[str, Scores]:
+    def run(role: Role, on_row: OnRow, on_step: OnStep, known: Known = NONE) -> Mapping[str, Scores]:
         found: dict[str, Scores] = {}
         wanted = dict(tasks) if isinstance(tasks, Mapping) else dict.fromkeys(tasks)
         for i, (name, shots) in enumerate(wanted.items()):
-            for task, scores in lm_eval.evaluate(model, tokenizer, {name: shots}, **options).items():
-                found[task] = scores
-                for row in scores.rows():
+            scored = lm_eval.from_rows(name, known)
+            if scored is None:
+                scored = lm_eval.evaluate(model, tokenizer, {name: shots}, **options)
+                for row in lm_eval.kept_rows(name, scored):
                     on_row(row)
+            found |= scored
             on_step(i + 1, len(wanted))
         return found
 
@@ -231,7 +244,10 @@ def lm_eval_job(
         if isinstance(tasks, Mapping)
         else list(tasks)
     )
-    return Job("lm-eval", f"lm-eval: {', '.join(named)}", None, 0, run)
+    decided = {name: str(value) for name, value in options.items() if name != "batch_size" and value is not None}
+    return Job(
+        "lm-eval", f"lm-eval: {', '.join(named)}", None, 0, run, digest_of([*named, *map(repr, decided.items())])
+    )
 
 
 @dataclass(frozen=True)

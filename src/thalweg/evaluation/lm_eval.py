@@ -39,6 +39,9 @@ _ROLLING = {
 }
 
 
+_BESIDE = ("item", "task", "arm", "role", "job")  # of a row, what is no column
+
+
 def preset(name: str) -> dict[str, int]:
     """Task -> shots. ``paper``: as published (25, 10 and 5 shots among them); ``zero-shot``: none anywhere. Raises: UnknownNameError."""
     if name not in PRESETS:
@@ -168,22 +171,54 @@ def _quiet() -> Iterator[None]:
 def _scores(task: str, samples: Sequence[Mapping[str, Any]], shots: int | None, window: int) -> Scores:
     samples = sorted(samples, key=lambda sample: sample["doc_id"])
     columns: dict[str, np.ndarray] = {"items": np.ones(len(samples))}
-    metrics: list[Metric] = []
+    metrics: list[str] = []
     for name in _SHARES:
         if samples and all(isinstance(sample.get(name), int | float) for sample in samples):
             columns[name] = np.array([float(sample[name]) for sample in samples])
-            metrics.append(share((name, "items"), name))
-    for name, (unit, of) in _ROLLING.items():
+            metrics.append(name)
+    for name, (unit, _) in _ROLLING.items():
         if samples and all(name in sample for sample in samples):
             columns["log_likelihood"] = np.array([float(sample[name][0]) for sample in samples])
             columns[unit] = np.array([float(sample[name][1]) for sample in samples])
-            metrics.append(
-                Metric(name, "bits/byte" if name == "bits_per_byte" else "", ("log_likelihood", unit), of, "lower")
-            )
+            metrics.append(name)
     if not metrics:
         raise InputError(
             f"{task}: none of its metrics adds up over documents; known: {', '.join([*_SHARES, *_ROLLING])}"
         )
     names = tuple(f"{task} {sample['doc_id']}" for sample in samples)
     rule = f"lm-eval, {0 if shots is None else shots}-shot, windows of {window} tokens"
-    return Scores(task, rule, names, columns, tuple(metrics), {"shots": shots, "window": window})
+    return Scores(task, rule, names, columns, tuple(map(_metric, metrics)), {"shots": shots, "window": window})
+
+
+def _metric(name: str) -> Metric:
+    if name not in _ROLLING:
+        return share((name, "items"), name)
+    unit, of = _ROLLING[name]
+    return Metric(name, "bits/byte" if name == "bits_per_byte" else "", ("log_likelihood", unit), of, "lower")
+
+
+def kept_rows(name: str, found: Mapping[str, Scores]) -> list[dict[str, Any]]:
+    """The results of one name as rows: one for each document, and a last one that says that they are all there."""
+    rows = [{"task": task, **row} for task, scores in found.items() for row in scores.rows()]
+    whole = {
+        task: {"rule": one.rule, "facts": one.facts, "items": len(one.items), "metrics": [m.name for m in one.metrics]}
+        for task, one in found.items()
+    }
+    return [*rows, {"item": _whole(name), "tasks": whole}]
+
+
+def from_rows(name: str, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Scores] | None:
+    """What :func:`kept_rows` wrote, read by the names of items; None where it is not whole."""
+    found: dict[str, Scores] = {}
+    for task, about in known.get(_whole(name), {}).get("tasks", {}).items():
+        rows = [row for row in known.values() if row.get("task") == task]
+        if len(rows) != about["items"]:
+            return None
+        columns = {key: np.array([float(row[key]) for row in rows]) for key in rows[0] if key not in _BESIDE}
+        items, metrics = tuple(str(row["item"]) for row in rows), tuple(map(_metric, about["metrics"]))
+        found[task] = Scores(task, about["rule"], items, columns, metrics, dict(about["facts"]))
+    return found or None
+
+
+def _whole(name: str) -> str:
+    return f"{name}: whole"

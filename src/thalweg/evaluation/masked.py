@@ -1,7 +1,8 @@
 """Encoders with a masked-language-modelling head: the loss at masked tokens, and pseudo-perplexity."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,13 +11,15 @@ import torch
 from torch import nn
 
 from thalweg.capture.evaluating import evaluating
+from thalweg.capture.limits import vocabulary_of
 from thalweg.errors import InputError
 from thalweg.evaluation.documents import Document, Documents, as_documents
 from thalweg.evaluation.perplexity import length_of
 from thalweg.evaluation.scores import Metric, Scores
-from thalweg.evaluation.scoring import batches, check_batch, device_of, likelihood, logits_of, padded
-from thalweg.evaluation.subjects import around, check_tokenizer, ids_of, is_causal, special, vocabulary_of
+from thalweg.evaluation.scoring import batches, check_batch, device_of, likelihood, logits_of, rows_of
+from thalweg.evaluation.subjects import around, check_tokenizer, ids_of, is_causal, special
 
+NEEDS = ("log_likelihood", "masked_tokens")
 SHARE = 0.15  # of the tokens that is masked (Devlin et al. 2019, arXiv 1810.04805)
 
 
@@ -122,36 +125,45 @@ def of_plan(
     batch_size: int = 1,
     padding: str = "right",
     on_window: Callable[[int, int], None] | None = None,
+    on_document: Callable[[dict[str, Any]], None] | None = None,
+    known: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Scores:
-    """The loss at the masks of a plan that is made; for several edits of one model on the same masks."""
+    """The loss at the masks of a plan that is made; for several edits of one model on the same masks.
+
+    known: rows of ``on_document`` by the names of documents, of an earlier call; those are not scored again.
+    """
     check_batch(batch_size, padding)
-    sums = np.zeros((2, len(plan.documents)))
+    known, names = known or {}, tuple(document.name for document in plan.documents)
+    sums = np.array([[float(known[name][need]) if name in known else 0.0 for name in names] for need in NEEDS])
+    rows = [row for row in plan.rows if names[row.document] not in known]
+    left = Counter(row.document for row in rows)
     done = 0
     with evaluating(model):
-        for batch in batches(plan.rows, batch_size):
-            ids, mask = padded([row.inputs for row in batch], padding, device_of(model))
-            if mask is None:
-                mask = torch.ones_like(ids)  # an encoder's shell may guess a mask from the padding token
+        for batch in batches(rows, batch_size):
+            ids, mask = rows_of([row.inputs for row in batch], padding, device_of(model))
             for row, logits, real in zip(batch, logits_of(model, ids, mask), mask.bool(), strict=True):
                 targets = torch.tensor(row.targets, device=logits.device)
                 places = torch.tensor(row.places, device=logits.device)
                 found = likelihood(logits[real][places], targets)
                 sums[:, row.document] += found.log_likelihood, len(row.targets)
+                left[row.document] -= 1
+                if not left[row.document] and on_document is not None:
+                    on_document(
+                        {"item": names[row.document], **dict(zip(NEEDS, sums[:, row.document].tolist(), strict=True))}
+                    )
             done += len(batch)
             if on_window is not None:
-                on_window(done, len(plan.rows))
+                on_window(done, len(rows))
     null: dict[str, Any] = {}
     if plan.vocabulary is not None:
         null = {"null": math.log(plan.vocabulary), "null_kind": f"uniform over {plan.vocabulary} tokens"}
-    needs = ("log_likelihood", "masked_tokens")
     metrics = (
-        Metric(f"{plan.name}_loss", "nats/masked token", needs, lambda ll, n: -ll / n, "lower", **null),
-        Metric(f"{plan.name}_perplexity", "", needs, lambda ll, n: np.exp(-ll / n), "lower"),
+        Metric(f"{plan.name}_loss", "nats/masked token", NEEDS, lambda ll, n: -ll / n, "lower", **null),
+        Metric(f"{plan.name}_perplexity", "", NEEDS, lambda ll, n: np.exp(-ll / n), "lower"),
     )
     read = plan.documents
     facts = {"source": read.source, "documents": read.rule, "sha256": read.sha256, "window": plan.length}
-    names = tuple(document.name for document in read)
-    return Scores(plan.name, plan.rule, names, dict(zip(needs, sums, strict=True)), metrics, facts)
+    return Scores(plan.name, plan.rule, names, dict(zip(NEEDS, sums, strict=True)), metrics, facts)
 
 
 def _rows(ids: list[int], tokenizer: Any, length: int, choose: Callable, document: int) -> Iterator[Masked]:

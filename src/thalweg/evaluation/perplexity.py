@@ -2,18 +2,19 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from torch import nn
 
+from thalweg.capture.limits import longest_of, vocabulary_of
 from thalweg.errors import InputError
 from thalweg.evaluation.documents import Document, Documents, as_documents
 from thalweg.evaluation.scores import Metric, Scores
 from thalweg.evaluation.scoring import check_batch, score
-from thalweg.evaluation.subjects import check_causal, check_tokenizer, ids_of, longest_of, special, vocabulary_of
+from thalweg.evaluation.subjects import check_causal, check_tokenizer, ids_of, special
 from thalweg.evaluation.windows import WIDEST, Windows
 
 COLUMNS = ("log_likelihood", "tokens", "words", "bytes")
@@ -138,6 +139,14 @@ def prefix_of(tokenizer: Any, bos: int | bool | None) -> int | None:
     return int(bos)
 
 
+def begin_of(tokenizer: Any, prefix: int | None) -> str:
+    """What stands before a document, for people: BOS, the EOS in its place, another token, or none."""
+    if prefix is None:
+        return "no BOS put before a document"
+    name = next((kind.upper() for kind in ("bos", "eos") if special(tokenizer, kind) == prefix), "BOS")
+    return f"{name}: token {prefix} before every document"
+
+
 def of_plan(
     model: nn.Module,
     plan: Plan,
@@ -146,13 +155,23 @@ def of_plan(
     padding: str = "right",
     on_window: Callable[[int, int], None] | None = None,
     on_document: Callable[[dict[str, Any]], None] | None = None,
+    known: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Perplexity:
-    """:func:`perplexity` of a plan that is made; for several edits of one model on the same windows."""
+    """:func:`perplexity` of a plan that is made; for several edits of one model on the same windows.
+
+    known: rows of ``on_document`` by the names of documents, of an earlier call; those are not scored again.
+    """
+    known = known or {}
     cut = [list(plan.rule.cut(ids)) for ids in plan.ids]
-    every = [window for windows in cut for window in windows]
+    left = [windows for document, windows in zip(plan.documents, cut, strict=True) if document.name not in known]
     sums = {name: np.zeros(len(cut)) for name in COLUMNS}
+    every = [window for windows in left for window in windows]
     scored, done = score(model, every, batch_size=batch_size, padding=padding), 0
     for i, (document, windows) in enumerate(zip(plan.documents, cut, strict=True)):
+        if document.name in known:
+            for name, column in sums.items():
+                column[i] = known[document.name][name]
+            continue
         for window in windows:
             sums["log_likelihood"][i] += next(scored).log_likelihood
             sums["tokens"][i] += len(window.targets)

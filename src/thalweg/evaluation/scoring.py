@@ -96,6 +96,12 @@ def padded(rows: Sequence[Sequence[int]], side: str, device: torch.device) -> tu
     return ids.to(device), mask.to(device)
 
 
+def rows_of(rows: Sequence[Sequence[int]], side: str, device: torch.device) -> tuple[Tensor, Tensor]:
+    """:func:`padded` with the mask always written out: a model may guess one from the padding token where there is none."""
+    ids, mask = padded(rows, side, device)
+    return ids, torch.ones_like(ids) if mask is None else mask
+
+
 def logits_of(model: nn.Module, ids: Tensor, mask: Tensor | None = None, *, keep: int = 0) -> Tensor:
     """Logits [b t v], of the last ``keep`` places where that is not 0. No cache is made.
 

@@ -6,12 +6,11 @@ import torch
 from torch import nn
 
 from thalweg.capture.evaluating import evaluating
+from thalweg.capture.limits import vocabulary_of
 from thalweg.data.text.tokenizer import Tokenizer, token_ids
 from thalweg.errors import InputError
 from thalweg.evaluation.scoring import device_of, logits_of
 
-_LENGTHS = ("max_length", "n_positions", "max_position_embeddings", "n_ctx")
-_UNSET = 10**9  # tokenizers say more than this when they know no length
 TRIED = 8  # tokens of the rows on which causality is tried
 ROUNDING = {
     torch.float64: 1e-9,
@@ -25,26 +24,6 @@ def check_tokenizer(tokenizer: Any) -> None:
         raise InputError(
             "this model has no tokenizer beside it, and a text cannot be evaluated without; give tokenizer= or a folder that holds one"
         )
-
-
-def longest_of(model: nn.Module) -> int | None:
-    """The most tokens that a model says it takes; None where it does not say."""
-    config = getattr(model, "config", None)
-    config = getattr(config, "text_config", None) or config
-    ours = type(config).__module__.startswith("thalweg.")
-    names = _LENGTHS if ours else _LENGTHS[1:]  # max_length of transformers is about generation
-    found = (getattr(config, name, None) for name in names)
-    return next((n for n in found if isinstance(n, int) and 0 < n < _UNSET), None)
-
-
-def vocabulary_of(model: nn.Module) -> int | None:
-    """Entries of the embedding; None where it cannot be told."""
-    embed = getattr(model, "get_input_embeddings", None)
-    try:
-        table = embed() if embed is not None else getattr(model, "embedding", None)
-    except (NotImplementedError, AttributeError):
-        return None
-    return getattr(table, "num_embeddings", None)
 
 
 def ids_of(tokenizer: Any, text: str, vocabulary: int | None, what: str = "the text") -> list[int]:
@@ -86,6 +65,16 @@ def is_causal(model: nn.Module) -> bool:
         )
     before = logits[:, :-1].double()
     return bool((before[0] - before[1]).abs().max() <= ROUNDING.get(logits.dtype, 2e-2) * before.std())
+
+
+def witness(model: nn.Module) -> float:
+    """The mean size of what the model gives on a few tokens: another model of the same name gives another number."""
+    size = min(vocabulary_of(model) or 2, 1000)
+    ids = (torch.arange(TRIED) * 7 % size)[None].to(device_of(model))
+    with evaluating(model):
+        out = model(input_ids=ids, attention_mask=torch.ones_like(ids))
+    found = getattr(out, "logits", None)
+    return float((out[0] if found is None else found).double().abs().mean())
 
 
 def check_causal(model: nn.Module) -> None:

@@ -16,6 +16,16 @@ if TYPE_CHECKING:
         permutation_index,
     )
     from thalweg.geometry.diagonal import effective_diagonal
+    from thalweg.geometry.errors import (
+        error_across,
+        error_across_share,
+        error_along,
+        error_cosine,
+        error_pooled,
+        error_signed,
+        error_total,
+        sqnr,
+    )
     from thalweg.geometry.gates import gate_statistics, sign_transition
     from thalweg.geometry.gradients import (
         common_gradient_norms,
@@ -101,6 +111,13 @@ __all__ = [
     "effective_diagonal",
     "effective_rank",
     "effective_streams",
+    "error_across",
+    "error_across_share",
+    "error_along",
+    "error_cosine",
+    "error_pooled",
+    "error_signed",
+    "error_total",
     "extreme_singular_values",
     "first_token",
     "gate_statistics",
@@ -145,6 +162,7 @@ __all__ = [
     "singular_values",
     "spikes",
     "split_update",
+    "sqnr",
     "stable_rank",
     "state_cosine",
     "state_gradient_norms",
@@ -180,6 +198,16 @@ __getattr__, __dir__ = lazy(
             "logit_spread",
             "mixing_distance",
             "permutation_index",
+        ),
+        "errors": (
+            "error_across",
+            "error_across_share",
+            "error_along",
+            "error_cosine",
+            "error_pooled",
+            "error_signed",
+            "error_total",
+            "sqnr",
         ),
         "gates": ("gate_statistics", "sign_transition"),
         "gradients": (

@@ -35,7 +35,10 @@ def kept_activations(config: DecoderConfig, length: int, dtype: torch.dtype = to
         windows = (
             (max(config.windows),) * depth if any(config.windows) else ()
         )  # as if every layer had one: the mask is kept
-        return measure(config.replace(depth=depth, windows=windows, gradient_checkpointing=False), length, dtype)
+        edits = {name: edit.everywhere() for name, edit in config.edits.items()}  # as if every layer were edited
+        return measure(
+            config.replace(depth=depth, windows=windows, gradient_checkpointing=False, **edits), length, dtype
+        )
 
     full, before = (
         extend(lambda depth: measured(depth)[0], depth) for depth in (config.depth, max(config.depth - 1, 1))

@@ -9,6 +9,7 @@ from thalweg import connections
 from thalweg.config import convert
 from thalweg.connections import ConnectionOptions, Site
 from thalweg.errors import InputError, UnknownNameError
+from thalweg.models.edits import UpdateEdit
 from thalweg.models.rotary import RotaryScaling
 
 SublayerKind = Literal["attention", "feed_forward", "parallel", "moe"]
@@ -38,6 +39,10 @@ class DecoderConfig:
     out over the active and the shared ones, rounded up to a multiple of 8, so that a token costs as much as without experts).
     dense_layers: so many first layers have a feed-forward sublayer in its place. router: how experts are scored. balancing_rate: step of
     the bias that evens their load out, after each update; 0 leaves it out.
+
+    attention_edit, mlp_edit: what is kept of the updates along and across their reference, in training and in use: a text such as
+    ``value:full:0`` or a table (:class:`thalweg.models.edits.UpdateEdit`); None: all of it. The feed-forward sublayer, experts or not, is
+    edited in the residual stream only.
 
     Raises: InputError or UnknownNameError with one line for the first value that is not allowed.
     """
@@ -79,6 +84,8 @@ class DecoderConfig:
     dense_layers: int = 0
     router: Literal["sigmoid", "softmax"] = "sigmoid"
     balancing_rate: float = 1e-3
+    attention_edit: UpdateEdit | str | dict[str, Any] | None = None
+    mlp_edit: UpdateEdit | str | dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
@@ -107,6 +114,7 @@ class DecoderConfig:
                 f"heads must be a multiple of kv_heads, got heads {self.heads} and kv_heads {self.kv_heads}"
             )
         self._check_experts()
+        self._check_edits()
         object.__setattr__(
             self, "connection", connections.registry.entry(self.connection).name
         )  # an alias is the same connection
@@ -197,6 +205,33 @@ class DecoderConfig:
                 f"experts are swiglu without bias, got feed_forward {self.feed_forward!r} and bias {self.bias}; leave them or moe out"
             )
 
+    @property
+    def edits(self) -> dict[str, UpdateEdit]:
+        """The edits that change something, by the name of their field."""
+        given = {name: UpdateEdit.of(getattr(self, name), name) for name in EDITS}
+        return {name: edit for name, edit in given.items() if edit is not None and not edit.is_one}
+
+    def _check_edits(self) -> None:
+        for name, (kinds, words) in EDITS.items():
+            edit = UpdateEdit.of(getattr(self, name), name)
+            object.__setattr__(self, name, edit)
+            if edit is None:
+                continue
+            try:
+                edit.chosen(self.depth)
+                edit.check_heads(self.heads)
+            except InputError as error:
+                raise InputError(f"{name}: {error}") from None
+            if edit.space == "value" and name == "mlp_edit":
+                raise InputError("mlp_edit: only attention reads values, got space 'value'; write residual:0")
+            if edit.space == "residual" and "parallel" in self.layers:
+                raise InputError(
+                    f"{name}: a parallel layer writes attention and feed-forward as one update, which cannot be edited apart; "
+                    "edit values, or leave parallel out of layers"
+                )
+            if not set(kinds) & set(self.layers):
+                raise InputError(f"{name}: layers {', '.join(self.layers)} have no {words}; leave {name} out")
+
     def replace(self, **changes: Any) -> "DecoderConfig":
         """A new config with some fields changed. Raises: UnknownNameError, InputError."""
         known = {f.name for f in dataclasses.fields(self)}
@@ -206,6 +241,10 @@ class DecoderConfig:
         return dataclasses.replace(self, **changes)
 
 
+EDITS = {  # field of an edit -> the kinds of sublayers that it is for, and what they are called
+    "attention_edit": (("attention", "parallel"), "attention"),
+    "mlp_edit": (("feed_forward", "moe"), "feed-forward sublayer"),
+}
 _ABOVE_ZERO = ("norm_eps", "rope_base", "window_rope_base", "logit_softcap", "attention_scale", "embedding_scale")
 _POSITIVE = (
     *("vocab_size", "width", "depth", "heads", "kv_heads", "head_size", "ffn_width", "max_length"),

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from thalweg import connections
 from thalweg.connections import Stream, Tokens
 from thalweg.errors import InputError
+from thalweg.models.along import edit_sites
 from thalweg.models.block import Block
 from thalweg.models.cache import DecoderCache
 from thalweg.models.config import DecoderConfig
@@ -56,6 +57,7 @@ class Decoder(nn.Module):
                 config.connection, width=config.width, sites=config.sites, **config.stream_values()
             )
             check_stream(config.connection, self.stream)
+            edit_sites(self.stream, config)
             per_layer = len(config.layers)
             layers = [config.sites[i : i + per_layer] for i in range(0, len(config.sites), per_layer)]
             self.blocks = nn.ModuleList(
@@ -186,6 +188,10 @@ def check_stream(name: str, stream: Stream) -> None:
     """What blocks and checkpoints need of a connection beyond the protocol. Raises: InputError."""
     if type(stream).advance is not Stream.advance:
         raise InputError(f"connection {name!r} must fuse in its site's advance: a block has its own sites only")
+    if stream.sees_later_tokens:
+        raise InputError(
+            f"connection {name!r} with these options sees later tokens, which a decoder must not; they are for encoders, choose others"
+        )
     if any(module._non_persistent_buffers_set for module in stream.modules()):
         raise InputError(
             f"connection {name!r} must register its buffers as persistent: others are lost when a model is loaded"

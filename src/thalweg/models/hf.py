@@ -223,6 +223,17 @@ class CodeRefusedError(InputError, OSError):
     """A model folder brings code of its own. An OSError too, which is how Hugging Face hears that there is none."""
 
 
+def in_shell(decoder: Decoder, **settings: Any) -> ThalwegForCausalLM:
+    """A decoder as a Hugging Face model, the decoder itself inside. settings: fields of Hugging Face (``pad_token_id`` and the like)."""
+    config = ThalwegConfig.of(decoder.config, **settings)
+    config.dtype = next(decoder.parameters()).dtype
+    with torch.device("meta"):
+        model = ThalwegForCausalLM(config)
+    model.decoder = decoder
+    model._tied_weights_keys = shared_parameters(model)
+    return model.eval()
+
+
 def align(model: torch.nn.Module) -> None:
     """Move weights that a mapped file holds at odd addresses to where torch would put them.
 

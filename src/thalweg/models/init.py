@@ -9,6 +9,7 @@ from torch import nn
 
 from thalweg.connections import Requirements
 from thalweg.errors import InputError
+from thalweg.models.retained import edits_of
 from thalweg.models.sublayers import Map
 from thalweg.ops.norms import Norm
 
@@ -49,6 +50,8 @@ def initialise(decoder: "Decoder", seed: int) -> None:
             if isinstance(module, Norm):
                 module.reset_parameters()
     decoder.stream.reset_parameters()
+    for edit in edits_of(decoder).values():
+        edit.reset_parameters()
 
 
 def initialise_map(linear_map: Map, required: Requirements, std: float) -> None:

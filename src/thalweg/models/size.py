@@ -10,7 +10,8 @@ from thalweg import connections
 from thalweg.config import to_plain
 from thalweg.connections import cost
 from thalweg.models.activations import Activations, kept_activations
-from thalweg.models.config import DecoderConfig, layout
+from thalweg.models.config import EDITS, DecoderConfig, layout
+from thalweg.models.edits import UpdateEdit
 
 Counts = dict[str, float]
 
@@ -22,7 +23,7 @@ class Size:
     parameters: by part, each counted once (``unembedding`` is 0 where it is tied). flops: of one forward pass, per token, by part; a
     multiply-add is two. Sublayers and unembedding count their matrix products; ``attention_scores`` counts whole rows, as
     ``torch.utils.flop_counter`` does (a causal kernel does half); ``stream`` counts its element-wise work too, so that connections differ
-    by all they cost. activation_bytes: what autograd keeps for one sequence, logits and loss included. With experts, ``routed_experts``
+    by all they cost; so does ``edits``, where updates are edited. activation_bytes: what autograd keeps for one sequence, logits and loss included. With experts, ``routed_experts``
     counts all of them in parameters, and in FLOPs those that a token takes.
     """
 
@@ -147,7 +148,8 @@ def parameters(config: DecoderConfig) -> dict[str, int]:
         if site.kind == "moe":
             for name, count in experts(with_norm).items():
                 counts[name] = counts.get(name, 0) + count
-    return counts
+    edits = sum(edit.parameters(config.heads) for edit in edited_sites(config))
+    return counts | ({"edits": edits} if config.edits else {})
 
 
 ATTENDING, FEEDING = ("attention", "parallel"), ("feed_forward", "parallel")  # kinds of sublayers with such a branch
@@ -174,8 +176,27 @@ def flops(config: DecoderConfig, length: int) -> Counts:
         "feed_forward": 2.0 * feed_forwards * d * f * (3 if config.gated else 2),
         **(mixture if mixtures else {}),
         "stream": stream_flops(config, length),
+        **({"edits": sum(edit_flops(config, edit, length) for edit in edited_sites(config))} if config.edits else {}),
         "unembedding": 2.0 * config.vocab_size * d,
     }
+
+
+def edited_sites(config: DecoderConfig) -> list[UpdateEdit]:
+    """The edit of every site that has one."""
+    found = []
+    for name, edit in config.edits.items():
+        layers = edit.chosen(config.depth)
+        found += [edit for site in config.sites if site.kind in EDITS[name][0] and site.layer in layers]
+    return found
+
+
+def edit_flops(config: DecoderConfig, edit: UpdateEdit, length: int) -> float:
+    """Forward FLOPs per token of one edited site: its dot products, its sum, and the scores again that A_tt is taken from."""
+    of_values = edit.space == "value"
+    q = config.heads * config.head_width if of_values else config.width
+    kv = config.key_value_heads * config.head_width if of_values else config.width
+    across = 1.0 * q if edit.perpendicular != 1 else 0.0
+    return 4.0 * q + 2.0 * kv + across + (2.0 * length * q if edit.exclude_self else 0.0)
 
 
 def stream_flops(config: DecoderConfig, length: int) -> float:

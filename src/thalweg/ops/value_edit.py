@@ -23,6 +23,7 @@ def value_edit(
     perpendicular: Scale = 1.0,
     own: Float[Tensor, "b h t"] | None = None,
     group: str = "head",
+    eps: float = 0.0,
 ) -> Float[Tensor, "b t h dv"]:
     """o' = d + parallel * c_along + perpendicular * c_across, with d = A_tt v_t the own part and c = o - d what came from others.
 
@@ -35,11 +36,11 @@ def value_edit(
     which is the definition multiplied out, head by head also where ``group`` makes one beta for several heads. parallel, perpendicular:
     retained scales, numbers or tensors that broadcast to [b t h]; at 1 and 1 as numbers ``o`` itself comes back. group: the heads that are
     projected together as one long vector: ``head``, ``kv`` (all that read one value head), ``kv:N`` (N value heads side by side), ``all``.
-    The arithmetic runs in float32 or wider, autocast or not; the result has the dtype of o. A value of zeros has no direction: beta 0.
-    Differentiable in all tensors, v and own included (nothing is detached).
+    eps: added to the square that beta divides by. The arithmetic runs in float32 or wider, autocast or not; the result has the dtype of o.
+    A value of zeros has no direction: beta 0. Differentiable in all tensors, v and own included (nothing is detached).
     Raises: ShapeError, InputError (unknown group).
     Source: He et al. 2026 (arXiv 2609.15975), eq. of the value-space edit; the closed form is ours. parallel 0, perpendicular 1 without
-    ``own`` is XSA (Zhai 2026, arXiv 2603.09078). Deviation: no epsilon.
+    ``own`` is XSA (Zhai 2026, arXiv 2603.09078). Deviation: no epsilon unless one is given.
     """
     kv, heads_each, joint = _layout(o, v, own, group)
     parallel, perpendicular = (_scale(s, o.shape[2], kv) for s in (parallel, perpendicular))
@@ -47,7 +48,7 @@ def value_edit(
         return o
     y, r = _by_value(wide(o), kv), wide(v).unsqueeze(-2)
     a = None if own is None else _by_value_head(own, kv)
-    along = (parallel - perpendicular) * _coefficient(y, r, a, joint, heads_each)
+    along = (parallel - perpendicular) * _coefficient(y, r, a, joint, heads_each, eps)
     if a is not None and not _is_one(perpendicular):
         along = along + (1 - perpendicular) * a
     kept = y if _is_one(perpendicular) else _over_width(perpendicular) * y
@@ -59,6 +60,7 @@ def value_coefficient(
     v: Float[Tensor, "b t kv dv"],
     own: Float[Tensor, "b h t"] | None = None,
     group: str = "head",
+    eps: float = 0.0,
 ) -> Float[Tensor, "b t h"]:
     """beta_h = sum_G (o_h . v_h - A_tt^h |v_h|^2) / sum_G |v_h|^2 over the heads G that are projected together with h.
 
@@ -69,22 +71,23 @@ def value_coefficient(
     """
     kv, heads_each, joint = _layout(o, v, own, group)
     a = None if own is None else _by_value_head(own, kv)
-    beta = _coefficient(_by_value(wide(o), kv), wide(v).unsqueeze(-2), a, joint, heads_each)
+    beta = _coefficient(_by_value(wide(o), kv), wide(v).unsqueeze(-2), a, joint, heads_each, eps)
     return beta.expand(*beta.shape[:-1], heads_each).flatten(-2)
 
 
-def _coefficient(y: Tensor, r: Tensor, a: Tensor | None, joint: int, heads_each: int) -> Tensor:
+def _coefficient(y: Tensor, r: Tensor, a: Tensor | None, joint: int, heads_each: int, eps: float) -> Tensor:
     """[b t kv g] or, of heads projected together, [b t kv 1]. joint: value heads in a projection; 0: every head alone."""
     along, square = (
         (y * r).sum(-1),
         r.square().sum(-1),
     )  # [b t kv g], [b t kv 1]; not a product of matrices: no autocast
+    apart = not joint and not eps  # then A_tt |v|^2 / |v|^2 is A_tt
+    if a is not None and not apart:
+        along = along - a * square
     if joint:
-        if a is not None:
-            along = along - a * square
         along, square = _over_group(along.sum(-1), joint), _over_group(heads_each * square.squeeze(-1), joint)
-    beta = along / torch.where(square > 0, square, 1.0)
-    if a is not None and not joint:
+    beta = along / torch.where(square > 0, square + eps, 1.0)
+    if a is not None and apart:
         beta = torch.where(square > 0, beta - a, 0.0)
     return beta
 

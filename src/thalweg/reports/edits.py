@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from thalweg.reports import page
 from thalweg.reports.figures import Figure, Line, lines
@@ -39,9 +40,11 @@ MOST = 7  # curves that one figure holds
 
 @dataclass(frozen=True)
 class EditStudyRecords:
-    """Everything a report on edits is made from; no model is opened. found: arm -> its record, of those that are complete."""
+    """Everything a report on edits is made from; no model is opened. found: arm -> its record, of those that are complete; done: what was done
+    to the subject.
+    """
 
-    plan: EditPlan
+    plan: Any  # of edits, or of compressions, which has the same shape
     scale: str
     verdict: StudyVerdict
     found: Records
@@ -50,6 +53,7 @@ class EditStudyRecords:
     plan_text: str = ""
     plan_path: str = ""
     citations: Sequence[str] = field(default_factory=tuple)
+    done: str = "edit"
 
 
 def write_edit_report(records: EditStudyRecords, path: str | Path) -> Path:
@@ -76,14 +80,14 @@ def write_edit_report(records: EditStudyRecords, path: str | Path) -> Path:
         ),
         every=cost_table(records, list(records.found)),
         families=_families(records),
-        subjects=_subjects(records),
+        subjects=subject_table(records),
         sweeps=[f for name in plan.arms if (f := sweep_figure(records, name)) is not None],
         positions=_positions(records),
         layers=[*_by_layer(records), *_single_layers(records)],
-        limits=_limits(records),
+        limits=limit_lines(records),
         reproduce=reproduce(records.plan_path, plan.name, records.scale),
         plan_text=records.plan_text,
-        provenance=_provenance(records, found),
+        provenance=provenance_of(records, found),
         citations="\n\n".join(records.citations),
         source=plan.source,
     )
@@ -282,14 +286,15 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(found) / len(found) if found else None
 
 
-def _records(records: EditStudyRecords) -> list:
+def records_of(records: EditStudyRecords) -> list:
+    """The records behind a page, each once."""
     return list({id(f.record): f.record for f in records.found.values()}.values())
 
 
-def _subjects(records: EditStudyRecords) -> Table:
+def subject_table(records: EditStudyRecords) -> Table:
     """The models that were edited and the loss that they have unedited, with the text."""
     rows = []
-    for record in _records(records):
+    for record in records_of(records):
         unedited = record.rows["unedited"]
         where = record.subject.get("model") or f"trained here: {record.subject['train']['connection']}"
         loss = NONE
@@ -321,7 +326,8 @@ def _subjects(records: EditStudyRecords) -> Table:
     return Table(heads, rows)
 
 
-def _limits(records: EditStudyRecords) -> list[str]:
+def limit_lines(records: EditStudyRecords) -> list[str]:
+    """What a reader must know: deviations, choices, what is missing."""
     plan = records.plan
     found = [f"Deviation: {text}" for text in plan.deviations] + [f"Our choice: {text}" for text in plan.choices]
     found += [f"{name}: {family.note}" for name, family in plan.arms.items() if family.note]
@@ -330,7 +336,7 @@ def _limits(records: EditStudyRecords) -> list[str]:
         for v in records.verdict.verdicts
         for text in v.substituted
     ]
-    for record in _records(records):
+    for record in records_of(records):
         found.append(f"Text: {record.text['source']}; {record.text['rule']}.")
         found += [f"Subject: {note}" for note in record.facts.get("notes", [])]
     found += sorted(
@@ -342,18 +348,21 @@ def _limits(records: EditStudyRecords) -> list[str]:
         }
     )
     if missing := [a for a in plan.arms_at(records.scale) if a not in records.found]:
-        found.append(f"{len(missing)} of {len(plan.arms_at(records.scale))} edits are missing: {listed(missing)}.")
+        found.append(
+            f"{len(missing)} of {len(plan.arms_at(records.scale))} {records.done}s are missing: {listed(missing)}."
+        )
     found.append("Documents of one text resemble each other: the intervals say nothing about other texts.")
     return list(dict.fromkeys(found))
 
 
-def _provenance(records: EditStudyRecords, found: Mapping[str, Found]) -> dict[str, str]:
+def provenance_of(records: EditStudyRecords, found: Mapping[str, Found]) -> dict[str, str]:
+    """Plan, lock, machines and versions."""
     shown = {
         "plan hash": records.verdict.plan_hash,
         "locked": f"{moment(records.locked)} by thalweg {records.version}" if records.locked else "not locked",
-        "records": counted(len(found), "edit"),
+        "records": counted(len(found), records.done),
     }
-    for record in _records(records):
+    for record in records_of(records):
         for name, value in {
             **record.provenance,
             "versions": record.versions,

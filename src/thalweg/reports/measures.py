@@ -82,6 +82,9 @@ _SHOWN: dict[str, Shown] = {
     "connection_distance": Shown(
         "Distance of the connection from its start", "Parameters of a layer's sites, 0: it never moved.", DIAGNOSTIC, True
     ),
+    "retained_scale": Shown(
+        "Retained scale of an edit", "What is kept of the part along (or across) the reference; 1: all of it.", DIAGNOSTIC, True
+    ),
     "stream_rms": Shown(
         "Size of the stream in training",
         "Root mean square of the state that leaves each layer, on one held-out sequence at an evaluation; the same state stands one place "

@@ -10,8 +10,9 @@ from thalweg.errors import InputError
 from thalweg.records.measurements import Measurement, Measurements
 from thalweg.reports import page
 from thalweg.reports.figures import Figure, Line, heat, lines
+from thalweg.reports.provenance import here
 from thalweg.reports.tables import Table
-from thalweg.reports.text import counted, listed, number, words
+from thalweg.reports.text import counted, listed, number
 
 PROOF = "capture_error"
 CHANGED = (
@@ -138,7 +139,7 @@ def write_model_report(
         likeness=[f for f in (pairs(rows, "linear_cka"), pairs(rows, "layer_cosine")) if f is not None],
         limits=[*limits] or ["None recorded."],
         command=command,
-        provenance={k.replace("_", " "): words(v) for k, v in (provenance or {}).items() if v is not None},
+        provenance=here(provenance or {}),
         citations="\n\n".join(citations),
     )
 

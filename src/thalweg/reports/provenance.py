@@ -11,6 +11,11 @@ FIRST = ("platform", "cpu", "device", "device_name", "threads", "ranks", "git", 
 MOST = 6  # different values of one field that are spelled out
 
 
+def here(found: Mapping[str, Any]) -> dict[str, str]:
+    """What :func:`thalweg.records.provenance.collect` says of this machine, without what it does not know."""
+    return {name.replace("_", " "): words(value) for name, value in found.items() if value is not None}
+
+
 def machine(records: Sequence[RunRecord]) -> dict[str, str]:
     """Field -> the different values that the runs recorded, versions and data last."""
     every = [r.provenance for r in records]

@@ -27,7 +27,7 @@ from thalweg.studies.plan import Plan
 from thalweg.studies.store import RunRecord
 
 if TYPE_CHECKING:
-    from thalweg.studies.edits.plan import EditPlan
+    from thalweg.studies.plan import AnyPlan
 
 SEVERAL = {
     "supported": "every primary hypothesis lies beyond its margin.",
@@ -136,14 +136,14 @@ def bound(direction: str, margin: float) -> str:
     return f"{'>' if direction == 'greater' else '<'} {margin:g}"
 
 
-def correction_of(plan: "Plan | EditPlan", primary: int) -> str:
+def correction_of(plan: "AnyPlan", primary: int) -> str:
     """How so many primary hypotheses share the error rate."""
     name = "none" if plan.multiplicity == "none" else plan.multiplicity.capitalize()
     over = counted(primary, "primary hypothesis").replace("hypothesiss", "hypotheses")
     return f"Correction over {over}: {name}, alpha {plan.alpha:g}"
 
 
-def verdict_row(v: Verdict, plan: "Plan | EditPlan") -> dict:
+def verdict_row(v: Verdict, plan: "AnyPlan") -> dict:
     """One line of the table of verdicts."""
     contrast = next((h.contrast for h in plan.hypotheses if h.id == v.hypothesis), {})
     s = v.statistics
@@ -199,7 +199,7 @@ def value_table(verdict: StudyVerdict) -> Table | None:
     return Table(("hypothesis", "arm", *(f"{verdict.sample} {seed}" for seed in seeds)), rows) if seeds else None
 
 
-def note_lines(verdict: StudyVerdict, plan: "Plan | EditPlan") -> list[str]:
+def note_lines(verdict: StudyVerdict, plan: "AnyPlan") -> list[str]:
     """What holds for all verdicts of the page."""
     correction = correction_of(plan, sum(v.primary for v in verdict.verdicts))
     return [*(f"{note[:1].upper()}{note[1:]}." for note in verdict.notes), f"{correction}."]

@@ -9,9 +9,10 @@ from thalweg.errors import InputError
 from thalweg.records.measurements import Measurement, Measurements
 from thalweg.reports import page
 from thalweg.reports.figures import Figure
+from thalweg.reports.provenance import here
 from thalweg.reports.symlog import Spread, between, spreads
 from thalweg.reports.tables import Table
-from thalweg.reports.text import NONE, counted, number, words
+from thalweg.reports.text import NONE, counted, number
 
 PREFIX = "difference."
 # metric that is drawn, the first that the rows have -> what it is called, and up to where the axis is linear
@@ -65,7 +66,7 @@ def write_sweep_report(
         noops=noop_table(rows, sites),
         limits=list(limits) or ["None recorded."],
         command=command,
-        provenance={k.replace("_", " "): words(v) for k, v in (provenance or {}).items() if v is not None},
+        provenance=here(provenance or {}),
         citations=citations,
     )
 

@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from thalweg._words import counted as counted  # known here by all reports
+
 NONE = "–"
 # What no page and no XML may hold, and the marks that turn the direction of text round.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
@@ -73,11 +75,6 @@ def spread(middle: float, sd: float | None) -> str:
 def mean_sd(values: Sequence[float]) -> str:
     """Mean and standard deviation of some values, a dash for none."""
     return spread(mean(values), deviation(values)) if values else NONE
-
-
-def counted(count: int, noun: str) -> str:
-    """``1 seed``, ``5 seeds``."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def listed(names: Iterable[str], most: int = 12) -> str:

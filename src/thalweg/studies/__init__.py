@@ -13,14 +13,17 @@ if TYPE_CHECKING:
 
 
 def study(plan_path: str | Path, scale: str, **where) -> "Study | EditStudy":
-    """A plan of either kind at a scale with its records; ``where`` as in :class:`thalweg.studies.runner.Study`."""
-    if not isinstance(load(plan_path), Plan):
-        from thalweg.studies.edits.study import EditStudy
+    """A plan of any kind at a scale with its records; ``where`` as in :class:`thalweg.studies.runner.Study`."""
+    plan = load(plan_path)
+    if isinstance(plan, Plan):
+        from thalweg.studies.runner import Study
 
-        return EditStudy(plan_path, scale, **where)
-    from thalweg.studies.runner import Study
+        return Study(plan_path, scale, **where)
+    from thalweg.studies.compressed.plan import CompressionPlan
+    from thalweg.studies.compressed.study import CompressionStudy
+    from thalweg.studies.edits.study import EditStudy
 
-    return Study(plan_path, scale, **where)
+    return (CompressionStudy if isinstance(plan, CompressionPlan) else EditStudy)(plan_path, scale, **where)
 
 
 def lock(study: "Study | EditStudy") -> "Lock":

@@ -11,7 +11,7 @@ from thalweg.studies.observe import check_rules
 from thalweg.studies.plan import Hypothesis, Plan
 
 if TYPE_CHECKING:
-    from thalweg.studies.edits.plan import EditPlan
+    from thalweg.studies.plan import AnyPlan
 
 LEAST_SEEDS = 5
 LEAST_POWER = 0.8
@@ -47,17 +47,23 @@ class Check:
         return self
 
 
-def check(plan: "Plan | EditPlan", scale: str, simulations: int = 20_000) -> Check:
-    """Examine ``plan`` at ``scale``; one of edits by :func:`thalweg.studies.edits.check.check`.
+def check(plan: "AnyPlan", scale: str, simulations: int = 20_000) -> Check:
+    """Examine ``plan`` at ``scale``; the other kinds by the ``check`` of their own folder.
 
     A confirmatory plan needs at least five seeds (three pairs cannot decide: the smallest two-sided sign-flip p is 0.25; five reach
     0.0625), a correction when it has several primary hypotheses, a grid of learning rates whose middle can win, and simulated power of
     0.8 for every primary hypothesis at its expected effect. The power is simulated at the strictest rate that the correction can ask for.
     """
     if not isinstance(plan, Plan):
+        from thalweg.studies.compressed.check import check as check_compressions
         from thalweg.studies.edits.check import check as check_edits
+        from thalweg.studies.edits.plan import EditPlan
 
-        return check_edits(plan, scale, simulations)
+        return (
+            check_edits(plan, scale, simulations)
+            if isinstance(plan, EditPlan)
+            else check_compressions(plan, scale, simulations)
+        )
     chosen = plan.at(scale)
     hypotheses, arms = plan.hypotheses_at(scale), plan.arms_at(scale)
     problems, remarks = [], []
@@ -104,7 +110,7 @@ def check(plan: "Plan | EditPlan", scale: str, simulations: int = 20_000) -> Che
 
 
 def powers_of(
-    plan: "Plan | EditPlan", hypotheses: Sequence[Hypothesis], pairs: int, simulations: int
+    plan: "AnyPlan", hypotheses: Sequence[Hypothesis], pairs: int, simulations: int
 ) -> tuple[HypothesisPower, ...]:
     """The simulated power of every hypothesis, the primary ones at the strictest rate that the correction can ask for."""
     primary = sum(h.primary for h in hypotheses)

@@ -9,10 +9,10 @@ from thalweg._version import __version__
 from thalweg.errors import CheckpointError, InputError
 from thalweg.records import jsonl
 from thalweg.records.files import atomic_write_text
-from thalweg.studies.plan import Plan, load
+from thalweg.studies.plan import load
 
 if TYPE_CHECKING:
-    from thalweg.studies.edits.plan import EditPlan
+    from thalweg.studies.plan import AnyPlan
 
 LOCK_SCHEMA = 1
 
@@ -88,7 +88,7 @@ def read(plan_path: str | Path, scale: str) -> Lock:
     return Lock(**{name: table[name] for name in Lock.__dataclass_fields__})
 
 
-def differences(plan: "Plan | EditPlan", scale: str, arms: dict[str, dict[str, Any]], lock: Lock) -> list[str]:
+def differences(plan: "AnyPlan", scale: str, arms: dict[str, dict[str, Any]], lock: Lock) -> list[str]:
     """What has changed since the lock, in words; empty when nothing has."""
     found = []
     if plan.hash() != lock.plan_hash:

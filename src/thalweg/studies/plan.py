@@ -9,13 +9,16 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from thalweg import config
 from thalweg.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
+    from thalweg.studies.compressed.plan import CompressionPlan
     from thalweg.studies.edits.plan import EditPlan
+
+    AnyPlan: TypeAlias = "Plan | EditPlan | CompressionPlan"
 
 PLAN_SCHEMA = 1
 _NAME = re.compile(r"[A-Za-z0-9_-]+")  # of arms and scales: they name files and stand in commands
@@ -201,14 +204,18 @@ def digest(value: Any) -> str:
     ).hexdigest()
 
 
-def load(path: str | Path) -> "Plan | EditPlan":
-    """Read a plan file of either kind. Raises: InputError or UnknownNameError naming the key."""
+def load(path: str | Path) -> "AnyPlan":
+    """Read a plan file of any kind. Raises: InputError or UnknownNameError naming the key."""
     return parse(config.read_toml(path))
 
 
-def parse(table: Mapping[str, Any]) -> "Plan | EditPlan":
-    """A plan from the tables of its TOML file; one of edits if it has a table ``subject``."""
+def parse(table: Mapping[str, Any]) -> "AnyPlan":
+    """A plan from the tables of its TOML file; one of compressions if its ``kind`` says so, else one of edits if it has a table ``subject``."""
     _plain_values(table, "")
+    if "kind" in table:
+        from thalweg.studies.compressed.plan import parse_compressions
+
+        return parse_compressions(table)
     if "subject" in table:
         from thalweg.studies.edits.plan import parse_edits
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import InputError, ProofError, UnknownNameError
-from thalweg.models import ThalwegConfig, ThalwegForCausalLM
-from thalweg.models.sharing import shared_parameters
+from thalweg.models import ThalwegForCausalLM
+from thalweg.models.hf import in_shell
 from thalweg.surgery import text as texts
 from thalweg.surgery.proof import TOLERANCE, Proof, compare, prove
 from thalweg.surgery.source import Source, as_additive, open_source
@@ -130,10 +130,4 @@ def left_behind(source: Source) -> tuple[str, ...]:
 
 def shell(source: Source, made: Any) -> ThalwegForCausalLM:
     """The decoder in the shell of Hugging Face, with the special tokens of the source."""
-    config = ThalwegConfig.of(made.config, **source.settings)
-    config.dtype = next(made.parameters()).dtype
-    with torch.device("meta"):
-        model = ThalwegForCausalLM(config)
-    model.decoder = made
-    model._tied_weights_keys = shared_parameters(model)
-    return model.eval()
+    return in_shell(made, **source.settings)

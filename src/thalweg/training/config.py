@@ -43,6 +43,8 @@ class TrainConfig:
     ffn_width: inner width of the feed-forward sublayer (none: by its kind).
     norm: kind of the norms.
     layers: sublayers of one layer, in order.
+    attention_edit: what is kept of the updates of attention along and across their reference, such as ``value:full:0`` (none: all of it).
+    mlp_edit: the same of the feed-forward sublayer, such as ``residual:0`` (none: all of it).
     model: table of further fields of the decoder, such as ``qk_norm = true``.
     init_from: folder of a model, as ``thalweg convert`` writes it, whose weights the run begins with (none: random weights).
 
@@ -106,6 +108,8 @@ class TrainConfig:
     ffn_width: int | None = None
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     layers: tuple[str, ...] = ("attention", "feed_forward")
+    attention_edit: str | dict[str, Any] | None = None
+    mlp_edit: str | dict[str, Any] | None = None
     model: dict[str, Any] = field(default_factory=dict)
     init_from: str | None = None
     # data
@@ -223,6 +227,8 @@ class TrainConfig:
             "ffn_width": self.ffn_width,
             "norm": self.norm,
             "layers": self.layers,
+            "attention_edit": self.attention_edit,
+            "mlp_edit": self.mlp_edit,
             "gradient_checkpointing": self.gradient_checkpointing,
             "vocab_size": vocab_size,
         }

@@ -5,18 +5,19 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from thalweg.connections.base import Stream
+from thalweg.connections.base import Site, Stream
 from thalweg.models.decoder import Decoder
+from thalweg.models.retained import Edit, edits_of
 from thalweg.models.trace import StreamTrace
 from thalweg.records import Measurement
-from thalweg.training.optim import STREAM, layer_of
+from thalweg.training.optim import EDIT, STREAM, layer_of
 from thalweg.training.parallel import norm, whole
 
 NORM_SLOTS = ("enter_norm", "input_norm", "update_norm", "output_norm", "final_norm")
 
 
 def connection_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The stream's own parameters, without the norms that every connection has."""
+    """The stream's own parameters, without the norms that every connection has and the edits that hang on them."""
     return {
         name: p
         for name, p in model.named_parameters()
@@ -80,6 +81,43 @@ class Movement:
                 rows.append(Measurement("coefficient_distance.relative", distance / size, **where))
             rows.append(Measurement("coefficient_gradient_norm", norm(p.grad for _, p in found) / scale, **where))
         return rows
+
+
+def edit_metrics(model: nn.Module, scale: float = 1.0) -> dict[str, float]:
+    """How far the learned scales of edits are from 1, all of them together, and the gradient norm into them; empty without any.
+
+    scale: what clipping multiplied the gradients with.
+    """
+    learned = {name: p for name, p in model.named_parameters() if EDIT.search(name)}
+    if not learned:
+        return {}
+    return {
+        "moved/edit": norm(whole(p.detach()) for p in learned.values()),
+        "gradient/edit": norm(p.grad for p in learned.values()) / scale,
+    }
+
+
+@torch.no_grad()
+def retained_by_layer(model: Decoder, step: int) -> list[Measurement]:
+    """The retained scales that are not fixed: by layer, by head where they are, ``branch`` naming sublayer and part."""
+    rows = []
+    for site, place in edited_places(model):
+        for part in ("parallel", "perpendicular"):
+            held = getattr(place, part)
+            if held.fixed is None:
+                found = whole(held(next(model.parameters()))).double().flatten().tolist()
+                heads = range(len(found)) if len(found) > 1 else (None,)
+                where = {"layer": site.layer, "branch": f"{site.kind}.{part}", "step": step}
+                rows += [Measurement("retained_scale", s, head=h, **where) for h, s in zip(heads, found, strict=True)]
+    return rows
+
+
+def edited_places(model: Decoder) -> list[tuple[Site, Edit]]:
+    """Every edit with the site that it stands at."""
+    found = []
+    for site, at, sublayer in zip(model.stream.layout, model.stream.sites, model.sublayers, strict=True):
+        found += [(site, edit) for module in (sublayer, at.update_norm) for edit in edits_of(module).values()]
+    return found
 
 
 def gradient_by_layer(model: nn.Module, step: int, scale: float = 1.0) -> list[Measurement]:

@@ -13,12 +13,13 @@ from thalweg.errors import CheckpointError, InputError
 from thalweg.geometry.routing import max_over_mean
 from thalweg.models.balancing import Balancer
 from thalweg.models.decoder import Decoder
+from thalweg.models.retained import count_updates
 from thalweg.models.trace import StreamTrace
 from thalweg.records.measurements import Measurement
 from thalweg.training import checkpoint, initial, schedule
 from thalweg.training.config import TrainConfig
 from thalweg.training.determinism import derive_seed, random_state, set_random_state
-from thalweg.training.diagnostics import Movement, gradient_by_layer, stream_by_layer
+from thalweg.training.diagnostics import Movement, edit_metrics, gradient_by_layer, retained_by_layer, stream_by_layer
 from thalweg.training.evaluation import evaluate, held_out_length
 from thalweg.training.optim import Optimizers, make_groups
 from thalweg.training.parallel import Ranks, Wrapped, clip, like, whole
@@ -110,9 +111,10 @@ class Engine:
         )
 
     def update(self, step: int) -> None:
-        """Apply the gradients, then even out the load of experts."""
+        """Apply the gradients, then even out the load of experts, and let the schedules of edits take a step."""
         self.optimizers.step(self.learning_rate(step))
         self.balancer.step()
+        count_updates(self.model, step)
 
     def evaluate(self) -> dict[str, float]:
         """Held-out metrics; every rank gets the same."""
@@ -126,11 +128,11 @@ class Engine:
             with self.autocast():
                 self.model(batch["input_ids"].to(self.device), trace=trace)
 
-        values = self.movement.metrics(self.model, gradients.scale)
+        values = self.movement.metrics(self.model, gradients.scale) | edit_metrics(self.model, gradients.scale)
         if self.balancer.last is not None:
             values["experts/max_over_mean"] = max_over_mean(self.balancer.last).max().item()
         rows = [*self.movement.by_layer(self.model, step), *gradient_by_layer(self.model, step, gradients.scale)]
-        rows += self.movement.by_coefficient(self.model, step, gradients.scale)
+        rows += [*self.movement.by_coefficient(self.model, step, gradients.scale), *retained_by_layer(self.model, step)]
         return values, rows, stream_by_layer(self.model.stream, run, step)
 
     # what a checkpoint holds; all ranks call these together

@@ -13,8 +13,9 @@ if TYPE_CHECKING:  # reading a configuration loads no torch
     from thalweg.models.config import DecoderConfig
     from thalweg.models.decoder import Decoder
 
-# Fields of a decoder that a run may choose for itself: they change no weight.
-FREE = ("max_length", "gradient_checkpointing")
+# Fields of a decoder that a run may choose for itself: they change no weight that the model has.
+OWN = ("max_length", "gradient_checkpointing")  # never taken from the model
+FREE = (*OWN, "attention_edit", "mlp_edit")
 TOKENIZER, WEIGHTS = "tokenizer.json", "model.safetensors"
 
 
@@ -23,6 +24,7 @@ def table_of(folder: str | Path) -> dict[str, Any]:
 
     Raises: InputError, CheckpointError for a folder that holds no model of ours.
     """
+    from thalweg.models.edits import UpdateEdit
     from thalweg.training.config import TrainConfig
 
     path = _folder(folder)
@@ -32,8 +34,9 @@ def table_of(folder: str | Path) -> dict[str, Any]:
     found: dict[str, Any] = {"connection_options": to_plain(model.connection_options)}
     further: dict[str, Any] = {}
     for name in usual:
-        value = to_plain(getattr(model, name))
-        if name in (*FREE, "vocab_size", "connection_options") or value is None:
+        value = getattr(model, name)
+        value = value.plain() if isinstance(value, UpdateEdit) else to_plain(value)
+        if name in (*OWN, "vocab_size", "connection_options") or value is None:
             continue
         if name in flat:
             found[name] = value
@@ -80,9 +83,13 @@ def load(decoder: "Decoder", folder: str | Path) -> None:
     import torch
 
     from thalweg.models.hf import ThalwegForCausalLM
+    from thalweg.models.retained import edit_state
 
     model: Any = ThalwegForCausalLM.from_pretrained(_folder(folder), dtype=torch.float32)
-    decoder.load_state_dict(model.decoder.state_dict())
+    weights, ours, theirs = model.decoder.state_dict(), edit_state(decoder), edit_state(model.decoder)
+    # An edit that both have goes on from where it was, one of this run alone begins as declared, one of the model alone ends here.
+    gone = {name for name, value in theirs.items() if name not in ours or ours[name].shape != value.shape}
+    decoder.load_state_dict({**ours, **{name: value for name, value in weights.items() if name not in gone}})
 
 
 def hashes(folder: str | Path) -> dict[str, str]:

@@ -21,6 +21,7 @@ KEPT = {
     "muon": frozenset({"momentum_buffer"}),
 }  # of each parameter
 HIDDEN = re.compile(r"blocks\.\d+\.")  # the sublayers' own weights
+EDIT = re.compile(r"\.edit\.(parallel|perpendicular)\.")  # learned scales of edits
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,9 @@ def make_groups(
 
     Matrices (two axes or more) decay and vectors do not, unless a hint of the stream says otherwise. With ``muon`` the two-axis
     weights of the blocks move by Muon; embeddings, vectors and everything that belongs to the stream stay with AdamW, because an
-    orthogonalised step has no meaning for a gate.
+    orthogonalised step has no meaning for a gate. Learned scales of edits have a group of their own, which does not decay.
     """
-    groups: dict[tuple[OptimizerKind, float, float], list[str]] = {}
+    groups: dict[tuple[OptimizerKind, float, float, bool], list[str]] = {}
     for name, parameter in parameters:
         if not parameter.requires_grad:
             continue
@@ -69,9 +70,12 @@ def make_groups(
         decay = hint.weight_decay
         if decay is None:
             decay = weight_decay if parameter.ndim >= 2 else 0.0
+        scale = EDIT.search(name) is not None
+        if scale:
+            decay = 0.0
         by_muon = optimizer == "muon" and parameter.ndim == 2 and HIDDEN.match(name) is not None
-        groups.setdefault(("muon" if by_muon else "adamw", hint.lr_mul, decay), []).append(name)
-    return [Group(kind, lr_mul, decay, tuple(names)) for (kind, lr_mul, decay), names in groups.items()]
+        groups.setdefault(("muon" if by_muon else "adamw", hint.lr_mul, decay, scale), []).append(name)
+    return [Group(kind, lr_mul, decay, tuple(names)) for (kind, lr_mul, decay, _), names in groups.items()]
 
 
 class Optimizers:

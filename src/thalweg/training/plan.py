@@ -2,7 +2,7 @@
 
 import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from thalweg import data
@@ -26,7 +26,8 @@ class TrainPlan:
     active_parameters: those that one token uses, fewer than ``parameters`` with experts only.
     memory: weights, gradients, optimiser and activations in float32, an upper bound under bfloat16; the interpreter is not counted.
     seconds_per_step and seconds come from a few timed updates, not compiled, evaluation and saving left out; None without the probe, and
-    where more ``memory`` is needed than is free.
+    where more ``memory`` is needed than is free. edits: the edits of updates as text, by the name of their field; ``edit_parameters`` and
+    ``edit_flops_per_token`` (of training) are in the totals already.
     """
 
     connection: str
@@ -48,6 +49,9 @@ class TrainPlan:
     seconds_per_step: float | None = None
     seconds: float | None = None
     free_memory: int | None = None
+    edits: dict[str, str] = field(default_factory=dict)
+    edit_parameters: int = 0
+    edit_flops_per_token: float = 0.0
 
     def __str__(self) -> str:
         lines = [
@@ -57,6 +61,10 @@ class TrainPlan:
             f"FLOPs       {self.flops_per_token:.3g} per token, {self.flops:.3g} in all",
             f"memory      {readable(self.memory)} on {self.device}",
         ]
+        if self.edits:
+            what = "; ".join(f"{name.replace('_edit', '')} {edit}" for name, edit in self.edits.items())
+            cost = f"{self.edit_parameters:,} parameters, {self.edit_flops_per_token:.3g} FLOPs per token in training"
+            lines.insert(2, f"edits       {what}: {cost}, {self.edit_flops_per_token / self.flops_per_token:.2%} of all")
         if self.active_parameters < self.parameters:
             lines.insert(2, f"active      {self.active_parameters:,} parameters for a token")
         if self.free_memory is not None and self.memory > self.free_memory:
@@ -108,6 +116,9 @@ def plan_of(
         seconds_per_step=per_step,
         seconds=None if per_step is None else per_step * config.total_steps,
         free_memory=free,
+        edits={name: edit.describe() for name, edit in model.edits.items()},
+        edit_parameters=size.parameters.get("edits", 0),
+        edit_flops_per_token=3 * size.flops.get("edits", 0.0),
     )
 
 

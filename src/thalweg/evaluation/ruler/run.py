@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.capture.evaluating import evaluating
+from thalweg.capture.limits import longest_of
 from thalweg.data.text.tokenizer import Tokenizer, token_ids
 from thalweg.errors import InputError
 from thalweg.evaluation.ruler.sample import Sample
 from thalweg.evaluation.ruler.tasks import FAMILIES, OF
 from thalweg.evaluation.scores import Metric, Scores, share
-from thalweg.evaluation.scoring import batches, check_batch, device_of, padded
-from thalweg.evaluation.subjects import around, check_causal, check_tokenizer, longest_of, special
+from thalweg.evaluation.scoring import batches, check_batch, device_of, rows_of
+from thalweg.evaluation.subjects import around, check_causal, check_tokenizer, special
 from thalweg.models import Decoder, DecoderCache
 
 NULL = "outputs against the answers of other samples"
@@ -35,12 +36,14 @@ def run(
     batch_size: int = 1,
     on_sample: Callable[[int, int], None] | None = None,
     on_row: Callable[[dict[str, Any]], None] | None = None,
+    known: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Scores]:
     """Greedy answers to ``samples`` (by task) and their recall, by task, with :func:`aggregate` under ``ruler`` where there are several
     tasks.
 
     length: the budget that the samples were made for. Rows of a batch are padded on the left. The null beside each score is the recall of
-    the same outputs against the answers of the next sample. on_row gets the output too.
+    the same outputs against the answers of the next sample. on_row gets the output too. known: its rows by the names of items, of an earlier
+    call; those are not answered again.
     Raises: InputError for an encoder, no tokenizer, or a length beyond what the model takes.
     """
     check_batch(batch_size)
@@ -49,26 +52,31 @@ def run(
     longest = longest_of(model)
     if longest is not None and length > longest:
         raise InputError(f"the length must be at most {longest} tokens (what this model takes), got {length}")
-    total, done = sum(map(len, samples.values())), 0
+    known, total, done = known or {}, sum(map(len, samples.values())), 0
     found: dict[str, Scores] = {}
     for task, made in samples.items():
-        outputs: list[str] = []
-        for batch in batches(made, batch_size):
-            texts = answer(model, tokenizer, batch)
-            outputs += texts
+        outputs = {i: str(known[name]["output"]) for i, sample in enumerate(made) if (name := _name(sample)) in known}
+        done += len(outputs)
+        for batch in batches([i for i in range(len(made)) if i not in outputs], batch_size):
+            texts = answer(model, tokenizer, [made[i] for i in batch])
+            outputs |= zip(batch, texts, strict=True)
             done += len(batch)
-            for sample, text in zip(batch, texts, strict=True):
+            for sample, text in zip([made[i] for i in batch], texts, strict=True):
                 if on_row is not None:
                     on_row(_row(sample, text))
             if on_sample is not None:
                 on_sample(done, total)
-        found[task] = _scores(task, made, outputs, length)
+        found[task] = _scores(task, made, [outputs[i] for i in range(len(made))], length)
     return {**found, "ruler": aggregate(found)} if len(found) > 1 else found
+
+
+def _name(sample: Sample) -> str:
+    return f"{sample.task} {sample.index}"
 
 
 def _row(sample: Sample, output: str) -> dict[str, Any]:
     return {
-        "item": f"{sample.task} {sample.index}",
+        "item": _name(sample),
         "recall": recall(output, sample.answers),
         "answers": list(sample.answers),
         "output": output,
@@ -85,7 +93,7 @@ def _scores(task: str, made: Sequence[Sample], outputs: Sequence[str], length: i
     return Scores(
         task,
         f"{length} tokens, greedy, recall of the reference strings",
-        tuple(f"{task} {sample.index}" for sample in made),
+        tuple(map(_name, made)),
         {"recall": np.array(hits), "samples": np.ones(len(made))},
         (share(("recall", "samples"), "recall", **null),),
         {"length": length, "candidate_guess": guess, "tokens": [sample.tokens for sample in made]},
@@ -160,8 +168,7 @@ def answer(model: nn.Module, tokenizer: Any, batch: Sequence[Sample]) -> list[st
     """What the model adds to the prompts, greedily, until it ends the text or the room of the largest answer is used."""
     start = around(tokenizer)[0]
     rows = [[*start, *token_ids(tokenizer, sample.prompt)] for sample in batch]
-    ids, mask = padded(rows, "left", device_of(model))
-    mask = torch.ones_like(ids) if mask is None else mask
+    ids, mask = rows_of(rows, "left", device_of(model))
     most, end = max(sample.generate for sample in batch), special(tokenizer, "eos")
     with evaluating(model):
         added = (

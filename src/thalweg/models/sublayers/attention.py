@@ -9,9 +9,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from thalweg.capture.attention_call import AttentionCall
+from thalweg.models.retained import edit_at
 from thalweg.models.rotary import rotate
 from thalweg.models.sublayers.base import Map, Sublayer
 from thalweg.ops.norms import Norm
+from thalweg.ops.own_attention import own_attention
 from thalweg.ops.precision import wide
 
 
@@ -25,6 +27,8 @@ class Attention(Sublayer):
     With a window of w tokens a token sees itself and the w - 1 before it. The cache keeps all tokens, windows or not.
     Deviations: a padded token sees itself, so that no softmax is empty; its output is finite and nobody reads it.
     value_edit: called with what the softmax gave, before gate and inner norm; may return another output [b t h w]. None: nothing is called.
+    edit: the edit of values that belongs to the model (``attention_edit``), on what the softmax, or ``value_edit``, gave. The weight of a token
+    on itself, which an edit that excludes it needs, is computed a second time (:func:`thalweg.ops.own_attention.own_attention`).
     """
 
     kind = "attention"
@@ -46,6 +50,7 @@ class Attention(Sublayer):
         )
         self.inner_norm = Norm(self.heads * w, config.norm if requirements.inner_norm else "none", eps=config.norm_eps)
         self.value_edit: Callable[[AttentionCall], Tensor | None] | None = None
+        self.edit = edit_at(config.attention_edit, "value", config.sites[index].layer, config.depth, self.heads, w)
 
     def forward(self, x, view, cache=None):
         view = view.windowed[self.window] if self.window else view
@@ -54,13 +59,17 @@ class Attention(Sublayer):
         v = self.split(self.value(x))
         if view.cos is not None and view.sin is not None:
             q, k = rotate(q, view.cos, view.sin), rotate(k, view.cos, view.sin)
+        mine = v
         if cache is not None:
             k, v = cache.extend(self.index, k, v)
         y = self.attend(q, k, v, view.allowed)
         if self.value_edit is not None:
             y = self.edited(
-                AttentionCall(self, q, k, v, view.allowed, self.scale, None, None, y, partial(self.attend, q, k, v))
+                AttentionCall(self, q, k, v, view.allowed, self.scale, None, None, y, partial(self.again, q, k, v))
             )
+        if self.edit is not None:
+            own = own_attention(q, k, view.allowed, self.scale) if self.edit.exclude_self else None
+            y = self.edit(y, mine.transpose(1, 2), own)
         if self.gate is not None:
             gate = torch.sigmoid(wide(self.gate(x))).to(y.dtype)
             y = y * gate.unflatten(-1, (self.heads, -1))
@@ -73,6 +82,18 @@ class Attention(Sublayer):
             q, k, v, attn_mask=allowed, is_causal=allowed is None, scale=self.scale, enable_gqa=grouped
         )
         return y.transpose(1, 2)
+
+    def again(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        allowed: Tensor | None,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+    ) -> Float[Tensor, "b t h w"]:
+        """:meth:`attend` anew, with other keys and values where they are given."""
+        return self.attend(q, k if key is None else key, v if value is None else value, allowed)
 
     def edited(self, call: AttentionCall) -> Float[Tensor, "b t h w"]:
         """The output of ``call`` after ``value_edit``."""

@@ -1,7 +1,14 @@
 """Whether a plan of edits can decide anything: documents, margins, simulated power."""
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from thalweg.studies.check import Check, powers_of, underpowered
 from thalweg.studies.edits.plan import EditPlan
+from thalweg.studies.plan import Hypothesis
+
+if TYPE_CHECKING:
+    from thalweg.studies.compressed.plan import CompressionPlan
 
 LEAST_DOCUMENTS = 20
 
@@ -13,25 +20,42 @@ def check(plan: EditPlan, scale: str, simulations: int = 20_000) -> Check:
     every primary hypothesis at its expected effect. Hypotheses over layers are secondary and have no power: layers of one model are no sample.
     """
     chosen, hypotheses = plan.at(scale), plan.hypotheses_at(scale)
-    over_documents = [h for h in hypotheses if not h.against]
-    powers = powers_of(plan, over_documents, chosen.documents, simulations) if chosen.documents > 1 else ()
-    problems, remarks = underpowered(powers, chosen.kind)
-    if not hypotheses:
-        problems.append("no hypothesis has all its arms at this scale")
+    problems = []
     if any(h.against for h in hypotheses) and not chosen.audit:
         problems.append("hypotheses over layers need audited documents; set audit")
+    if plan.text.evaluation == "likelihood" and any(t % plan.text.buckets for t in _lengths(plan, scale)):
+        problems.append(f"tokens must be a multiple of buckets ({plan.text.buckets})")
+    identities = {(plan.subject_of(plan.edits[a].family), plan.edits[a].identity) for a in plan.arms_at(scale)}
+    powered = [h for h in hypotheses if not h.against]
+    return over_documents(plan, scale, powered, len(identities), problems, simulations)
+
+
+def over_documents(
+    plan: "EditPlan | CompressionPlan",
+    scale: str,
+    powered: Sequence[Hypothesis],
+    runs: int,
+    problems: Sequence[str],
+    simulations: int,
+) -> Check:
+    """What plans over documents share. powered: the hypotheses whose power is simulated; problems: those found already."""
+    chosen = plan.at(scale)
+    powers = powers_of(plan, powered, chosen.documents, simulations) if chosen.documents > 1 else ()
+    found, remarks = underpowered(powers, chosen.kind)
+    found += problems
+    hypotheses = plan.hypotheses_at(scale)
+    if not hypotheses:
+        found.append("no hypothesis has all its arms at this scale")
     primary = [h for h in hypotheses if h.primary]
     if chosen.kind == "confirmatory":
         if chosen.documents < LEAST_DOCUMENTS:
-            problems.append(
-                f"a confirmatory plan of edits needs at least {LEAST_DOCUMENTS} documents, got {chosen.documents}"
+            found.append(
+                f"a confirmatory plan over documents needs at least {LEAST_DOCUMENTS} documents, got {chosen.documents}"
             )
         if plan.multiplicity == "none" and len(primary) > 1:
-            problems.append(
-                f"{len(primary)} primary hypotheses need a correction; set multiplicity to holm or bonferroni"
-            )
+            found.append(f"{len(primary)} primary hypotheses need a correction; set multiplicity to holm or bonferroni")
         if not primary:
-            problems.append("a confirmatory plan needs a primary hypothesis")
+            found.append("a confirmatory plan needs a primary hypothesis")
     remarks.append(
         {
             "confirmatory": "documents of one text resemble each other: an interval over them says nothing about other texts",
@@ -39,10 +63,7 @@ def check(plan: EditPlan, scale: str, simulations: int = 20_000) -> Check:
             "demo": "demo: too small to judge",
         }[chosen.kind]
     )
-    if plan.text.evaluation == "likelihood" and any(t % plan.text.buckets for t in _lengths(plan, scale)):
-        problems.append(f"tokens must be a multiple of buckets ({plan.text.buckets})")
-    identities = {(plan.subject_of(plan.edits[a].family), plan.edits[a].identity) for a in plan.arms_at(scale)}
-    return Check(scale, chosen.kind, len(identities), 0, powers, tuple(problems), tuple(remarks))
+    return Check(scale, chosen.kind, runs, 0, powers, tuple(found), tuple(remarks))
 
 
 def _lengths(plan: EditPlan, scale: str) -> list[int]:

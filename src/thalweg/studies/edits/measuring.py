@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,13 +16,14 @@ from torch.nn import functional as F
 
 from thalweg.capture import Located, locate, watch
 from thalweg.capture.evaluating import evaluating
+from thalweg.capture.limits import vocabulary_of
 from thalweg.editing import audit, edit
 from thalweg.errors import InputError, ProofError
 from thalweg.evaluation.embeddings import embed
 from thalweg.evaluation.paired import DRIFT
 from thalweg.evaluation.perplexity import prefix_of
-from thalweg.evaluation.scoring import batches, by_token, device_of, logits_of, padded
-from thalweg.evaluation.subjects import around, check_causal, check_tokenizer, ids_of, is_causal, vocabulary_of
+from thalweg.evaluation.scoring import batches, by_token, device_of, logits_of, rows_of
+from thalweg.evaluation.subjects import around, check_causal, check_tokenizer, ids_of, is_causal
 from thalweg.evaluation.windows import Window
 from thalweg.ops.precision import wide
 from thalweg.studies.edits.plan import EditArm
@@ -85,8 +86,8 @@ class Bench:
         layers = {} if self.plain is None else {"self_share": self.plain.self_share}
         return EditRow("unedited", {}, "unedited", columns, layers, seconds=time.monotonic() - start, ended=now())
 
-    def edited(self, arm: EditArm, noop: EditArm, unedited: EditRow) -> EditRow:
-        """One edit; ``noop``: the no-op of its family.
+    def edited(self, arm: EditArm, noop: EditArm, rows: Mapping[str, EditRow]) -> EditRow:
+        """One edit; ``noop``: the no-op of its family; ``rows``: what the record holds already, the unedited model first.
 
         Raises: ProofError where a no-op moves any document by more than 1e-3 of its loss; what editing raises.
         """
@@ -95,7 +96,7 @@ class Bench:
         with entered(self.subject, arm) as facts:
             columns = {"nats": self._nats()} if base is None else self._embedded(self._embed(), base)
             notes = tuple(facts.notes)
-        drift = _drift(columns, unedited.columns) if arm.noop else None
+        drift = _drift(columns, rows["unedited"].columns) if arm.noop else None
         if drift is not None and not drift <= DRIFT:
             raise ProofError(
                 f"{arm.name} changes nothing and moves a document by {drift:.2g} of its loss, at most {DRIFT:g} is rounding; "
@@ -184,8 +185,8 @@ class Bench:
         before, after = around(self.subject.tokenizer)
         texts = [d.text for d in self.reading.documents[: self.audit]]
         rows = [[*before, *ids_of(self.subject.tokenizer, text, None), *after] for text in texts]
-        ids, mask = padded(rows, "right", device)
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids) if mask is None else mask}
+        ids, mask = rows_of(rows, "right", device)
+        return {"input_ids": ids, "attention_mask": mask}
 
 
 @dataclass

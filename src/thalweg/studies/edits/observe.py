@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from thalweg.studies.edits.plan import NOOP, EditHypothesis, EditPlan
+from thalweg.studies.edits.plan import EditHypothesis, EditPlan
 from thalweg.studies.edits.store import EditRecord, EditRow
 from thalweg.studies.judging import Trial
 from thalweg.studies.observe import Observation
@@ -103,8 +103,3 @@ def _beside(name: str, layer: int, found: Found) -> Observation:
     at = -1 if name == "drift" else layer
     value = column[at] if column and at < len(column) else None
     return Observation(value, reason=f"no {name} of layer {layer}: no document was audited")
-
-
-def noop_of(plan: EditPlan, arm: str) -> str:
-    """The name of the matched no-op of an arm."""
-    return f"{plan.edits[arm].family}-{NOOP}"

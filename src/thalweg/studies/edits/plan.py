@@ -127,6 +127,10 @@ class EditArm:
         """Two arms of one identity are the same edit in other words."""
         return digest({"edit": config.to_plain(self.options.plain()), "noop": self.noop})
 
+    def plain(self) -> dict[str, Any]:
+        """What is done to the subject."""
+        return self.options.plain()
+
 
 @dataclass(frozen=True)
 class EditPlan:
@@ -246,6 +250,10 @@ class EditPlan:
         """The subject that a family edits."""
         return self.arms[family].subject or next(iter(self.subject))
 
+    def noop_of(self, arm: str) -> str:
+        """The name of the matched no-op of an arm."""
+        return f"{self.edits[arm].family}-{NOOP}"
+
     def at(self, scale: str) -> EditScale:
         """The scale called ``scale``. Raises: UnknownNameError."""
         if scale not in self.scale:
@@ -269,7 +277,7 @@ class EditPlan:
             if h.against
             else [self.edits[a] for a in h.contrast]
         )
-        noops = {f"{arm.family}-{NOOP}" for arm in arms}
+        noops = {self.noop_of(arm.name) for arm in arms}
         return [*sorted(noops), *(arm.name for arm in arms if not arm.noop)]
 
     def hash(self) -> str:

@@ -11,12 +11,12 @@ from thalweg.errors import InputError
 from thalweg.records import provenance
 from thalweg.studies import locking as locks
 from thalweg.studies.edits import store as records
-from thalweg.studies.edits.observe import Found, noop_of, trials
+from thalweg.studies.edits.observe import Found, trials
 from thalweg.studies.edits.plan import EditArm, EditPlan
 from thalweg.studies.edits.store import EditRecord
 from thalweg.studies.edits.subjects import label_of, resolved
 from thalweg.studies.edits.texts import Reading, reading
-from thalweg.studies.judging import StudyVerdict, rule
+from thalweg.studies.judging import StudyVerdict, Trial, rule
 from thalweg.studies.plan import digest, load
 from thalweg.studies.store import Store
 
@@ -43,10 +43,12 @@ class EditStudy:
     """A plan of edits at a scale with its records; as :class:`thalweg.studies.runner.Study`.
 
     records: folder of committed records (default: ``records/`` beside the plan; edits lie in ``edits/`` inside). workspace: folder of the run
-    folders of subjects that are trained here, not committed.
+    folders of subjects that are trained here, not committed. Studies of other things that are done to a given model stand on this class:
+    they name plan and folder, and say what is measured (:meth:`bench`), in which order (:meth:`rank`), and what it means (:meth:`trials`).
     """
 
     counts = "edits"
+    folder = FOLDER
 
     def __init__(
         self,
@@ -57,31 +59,70 @@ class EditStudy:
         workspace: str | Path = "runs/studies",
     ):
         self.path = Path(plan_path)
-        plan = load(self.path)
-        if not isinstance(plan, EditPlan):
-            raise InputError(f"{self.path.name} is a plan of training runs; open it with studies.study")
-        self.plan: EditPlan = plan
-        self.scale_name, self.scale = scale, plan.at(scale)
+        self.plan: EditPlan = self.checked(load(self.path))
+        self.scale_name, self.scale = scale, self.plan.at(scale)
         self.store = Store(records if records is not None else self.path.parent / "records")
         self.workspace = Path(workspace)
-        self.arms = {name: plan.edits[name] for name in plan.arms_at(scale)}
+        self.arms = {name: self.plan.edits[name] for name in self.plan.arms_at(scale)}
+
+    def checked(self, plan: Any) -> EditPlan:
+        """The plan, if it is one of this kind. Raises: InputError."""
+        if not isinstance(plan, EditPlan):
+            raise InputError(f"{self.path.name} is no plan of edits; open it with studies.study")
+        return plan
+
+    def evaluation(self) -> dict[str, Any]:
+        """What is measured, for the lock and the fingerprint of a record."""
+        return {"kind": self.plan.text.evaluation, "buckets": self.plan.text.buckets, "audit": self.scale.audit}
+
+    def reading(self, family: str) -> Reading:
+        """What a family reads. Raises: InputError for a text that is too short."""
+        return reading(self.plan, self.scale_name, family)
+
+    def bench(self, subject: Any, group: Group) -> Any:
+        """What measures: ``tokens``, ``unedited()`` and ``edited(arm, noop, rows)``."""
+        from thalweg.studies.edits.measuring import Bench
+
+        return Bench.of(subject, group.reading, self.plan.text.evaluation, self.plan.text.buckets, self.scale.audit)
+
+    def rank(self, arm: EditArm) -> int:
+        """Which arms come before others of the same family of needs: no-ops first."""
+        return 0 if arm.noop else 1
+
+    def trials(self) -> list[Trial]:
+        """Every hypothesis with what the records say of it."""
+        return trials(self.plan, self.scale_name, self.records())
 
     @cached_property
     def groups(self) -> list[Group]:
         """Subjects and texts. Raises: InputError for a text that is not there or too short."""
-        return _groups(self.plan, self.scale_name)
+        found: dict[str, tuple[str, dict[str, Any], Reading, list[EditArm]]] = {}
+        for family, arms in self.plan.members.items():
+            if not self.arms.keys() & {arm.name for arm in arms}:
+                continue
+            subject, text = self.plan.subject_of(family), self.reading(family)
+            tables = {
+                "subject": resolved(self.plan, self.scale_name, subject),
+                "text": text.facts,
+                "evaluation": self.evaluation(),
+            }
+            found.setdefault(digest(tables), (subject, tables, text, []))[3].extend(arms)
+        return [
+            Group(s, label_of(self.plan, self.scale_name, s), tables, text, tuple(arms))
+            for s, tables, text, arms in found.values()
+        ]
 
     def lock_tables(self) -> dict[str, dict]:
         """What the lock hashes: every edit, every subject as far as it is known before it is opened, and the text."""
         tables: dict[str, dict] = {}
         for i, group in enumerate(self.groups):
             tables[f"group {i}"] = {"fingerprint": group.fingerprint, **group.tables}
-            tables |= {arm.name: {"edit": arm.options.plain(), "noop": arm.noop, "group": i} for arm in group.arms}
+            tables |= {arm.name: {"edit": arm.plain(), "noop": arm.noop, "group": i} for arm in group.arms}
         return tables
 
     def record(self, group: Group) -> EditRecord | None:
         """What was finished of a group. Raises: CheckpointError for a broken record."""
-        return records.find(self.store.folder / FOLDER, group.label, group.fingerprint)
+        return records.find(self.store.folder / self.folder, group.label, group.fingerprint)
 
     def records(self) -> dict[str, Found]:
         """Arm -> what its record holds, of those that are complete with their no-op."""
@@ -92,7 +133,7 @@ class EditStudy:
                 continue
             for arm in group.arms:
                 row = record.rows.get(arm.identity)
-                noop = record.rows.get(self.plan.edits[noop_of(self.plan, arm.name)].identity)
+                noop = record.rows.get(self.plan.edits[self.plan.noop_of(arm.name)].identity)
                 if row is not None and noop is not None:
                     found[arm.name] = Found(row, noop, record.rows["unedited"], record)
         return found
@@ -116,8 +157,8 @@ class EditStudy:
                 waiting.setdefault(arm.identity, arm)
         names = {arm.identity: [a.name for a in group.arms if a.identity == arm.identity] for arm in waiting.values()}
 
-        def rank(arm: EditArm) -> tuple[bool, int]:
-            return not arm.noop, min(first.get(name, len(first)) for name in names[arm.identity])
+        def rank(arm: EditArm) -> tuple[int, int]:
+            return self.rank(arm), min(first.get(name, len(first)) for name in names[arm.identity])
 
         return sorted(waiting.values(), key=rank)
 
@@ -132,22 +173,8 @@ class EditStudy:
 
     def judge(self, void: list[str]) -> StudyVerdict:
         """The verdict by rule, from the records alone."""
-        found = trials(self.plan, self.scale_name, self.records())
         units = self.scale.documents
-        return rule(self.plan, self.scale_name, self.scale.kind, found, units, sample="document", void=void)
-
-
-def _groups(plan: EditPlan, scale: str) -> list[Group]:
-    """Subjects and texts, with the arms that share them."""
-    found: dict[str, tuple[str, dict[str, Any], Reading, list[EditArm]]] = {}
-    for family, arms in plan.members.items():
-        if plan.at(scale).arms and family not in plan.at(scale).arms:
-            continue
-        subject, text = plan.subject_of(family), reading(plan, scale, family)
-        evaluation = {"kind": plan.text.evaluation, "buckets": plan.text.buckets, "audit": plan.at(scale).audit}
-        tables = {"subject": resolved(plan, scale, subject), "text": text.facts, "evaluation": evaluation}
-        found.setdefault(digest(tables), (subject, tables, text, []))[3].extend(arms)
-    return [Group(s, label_of(plan, scale, s), tables, text, tuple(arms)) for s, tables, text, arms in found.values()]
+        return rule(self.plan, self.scale_name, self.scale.kind, self.trials(), units, sample="document", void=void)
 
 
 def run_edits(
@@ -165,7 +192,7 @@ def run_edits(
         raise InputError(f"{study.path.name}: {'; '.join(changed)}; a changed plan needs a new name and a new lock")
     if jobs != 1:
         raise InputError(
-            f"a study of edits runs one edit after the other on its one model, got jobs {jobs}; leave it out"
+            f"a study of {study.counts} runs one after the other on its one model, got jobs {jobs}; leave it out"
         )
     import torch
 
@@ -187,14 +214,13 @@ def run_edits(
 def _run_group(
     study: EditStudy, group: Group, record: EditRecord | None, pending: list[EditArm], say: Say, on_event
 ) -> int:
-    from thalweg.studies.edits.measuring import Bench
     from thalweg.studies.edits.subjects import open_subject
 
     plan, scale = study.plan, study.scale_name
     subject = open_subject(plan, scale, group.subject, study.store, study.workspace, on_event)
-    bench = Bench.of(subject, group.reading, plan.text.evaluation, plan.text.buckets, study.scale.audit)
+    bench = study.bench(subject, group)
     facts = {"tokens": bench.tokens, "documents": [d.name for d in group.reading.documents], **subject.facts}
-    path = records.path_of(study.store.folder / FOLDER, group.label, group.fingerprint)
+    path = records.path_of(study.store.folder / study.folder, group.label, group.fingerprint)
     if record is None:
         machine = provenance.collect()
         versions = machine.pop("versions")
@@ -210,8 +236,8 @@ def _run_group(
         )
     elsewhere = changed_machine(record)
     for i, arm in enumerate(pending, 1):
-        noop = plan.edits[noop_of(plan, arm.name)]
-        row = bench.edited(arm, noop, record.rows["unedited"])
+        noop = plan.edits[plan.noop_of(arm.name)]
+        row = bench.edited(arm, noop, record.rows)
         row = dataclasses.replace(row, notes=(*row.notes, *elsewhere))
         record.rows[arm.identity] = row
         records.write(path, record)

@@ -2,14 +2,17 @@
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from thalweg.config import checked_path
 from thalweg.data.tasks.austen import HELD_OUT, novels
 from thalweg.data.tasks.text_file import decode, read_bytes
 from thalweg.errors import InputError
 from thalweg.evaluation.documents import Document, documents_of, pieces
-from thalweg.studies.edits.plan import EditPlan
+from thalweg.studies.edits.plan import EditPlan, Text
+
+if TYPE_CHECKING:
+    from thalweg.studies.compressed.plan import Source
 
 
 @dataclass(frozen=True)
@@ -21,11 +24,31 @@ class Reading:
     facts: dict[str, Any]
 
 
+class Where(Protocol):
+    """What a scale says of the pieces of a text."""
+
+    @property
+    def documents(self) -> int: ...
+    @property
+    def skip(self) -> int: ...
+    @property
+    def every(self) -> int: ...
+    @property
+    def file(self) -> str: ...
+    @property
+    def characters(self) -> int: ...
+
+
 def reading(plan: EditPlan, scale_name: str, family: str = "") -> Reading:
     """The documents of ``plan`` at a scale, for one family. Raises: InputError for a text that is too short."""
-    scale, text, own = plan.at(scale_name), plan.text, plan.arms.get(family)
-    tokens = (own.tokens if own else 0) or scale.tokens
-    count = (own.documents if own else 0) or scale.documents
+    scale, own = plan.at(scale_name), plan.arms.get(family)
+    return cut_reading(
+        plan.text, scale, (own.tokens if own else 0) or scale.tokens, (own.documents if own else 0) or scale.documents
+    )
+
+
+def cut_reading(text: "Text | Source", scale: Where, tokens: int, count: int) -> Reading:
+    """The first ``count`` documents of a scale, ``tokens`` of each to be read. Raises: InputError for a text that is too short."""
     characters = scale.characters or text.characters
     source, cut = _pieces(scale.file or text.file, characters)
     last = scale.skip + scale.every * (scale.documents - 1)
@@ -35,9 +58,9 @@ def reading(plan: EditPlan, scale_name: str, family: str = "") -> Reading:
             "take fewer documents, a smaller skip or every, or a longer text"
         )
     chosen = [scale.skip + scale.every * i for i in range(min(count, scale.documents))]
-    documents = tuple(Document(f"{source} piece {i}", _start(plan, cut[i], tokens)) for i in chosen)
+    documents = tuple(Document(f"{source} piece {i}", _start(text, cut[i], tokens)) for i in chosen)
     sha = hashlib.sha256("\0".join(document.text for document in documents).encode()).hexdigest()
-    unit = "tokens" if plan.text.evaluation == "likelihood" else "words"
+    unit = "tokens" if text.evaluation == "likelihood" else "words"
     by_line = (scale.file or text.file).lower().endswith(".jsonl")
     cut_by = (
         "one line, one piece" if by_line else f"whole paragraphs joined to pieces of at least {characters:,} characters"
@@ -47,8 +70,8 @@ def reading(plan: EditPlan, scale_name: str, family: str = "") -> Reading:
     return Reading(documents, tokens, facts)
 
 
-def _start(plan: EditPlan, piece: str, words: int) -> str:
-    return piece if plan.text.evaluation == "likelihood" else " ".join(piece.split()[:words])
+def _start(text: "Text | Source", piece: str, words: int) -> str:
+    return piece if text.evaluation == "likelihood" else " ".join(piece.split()[:words])
 
 
 def _pieces(file: str, characters: int) -> tuple[str, list[str]]:

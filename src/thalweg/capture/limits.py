@@ -1,0 +1,33 @@
+"""What a model can take: the most tokens of a row, and the tokens that it has."""
+
+from typing import Any
+
+from torch import nn
+
+_LENGTHS = ("max_length", "n_positions", "max_position_embeddings", "n_ctx")
+_UNSET = 10**9  # tokenizers say more than this when they know no length
+
+
+def longest_of(model: nn.Module) -> int | None:
+    """The most tokens that a model says it takes; None where it does not say."""
+    config = _config(model)
+    ours = type(config).__module__.startswith("thalweg.")
+    names = _LENGTHS if ours else _LENGTHS[1:]  # max_length of transformers is about generation
+    found = (getattr(config, name, None) for name in names)
+    return next((n for n in found if isinstance(n, int) and 0 < n < _UNSET), None)
+
+
+def vocabulary_of(model: nn.Module) -> int | None:
+    """Entries of the embedding, else of the vocabulary that the config names; None where neither can be told."""
+    embed: Any = getattr(model, "get_input_embeddings", None)
+    try:
+        table = embed() if embed is not None else getattr(model, "embedding", None)
+    except (NotImplementedError, AttributeError):
+        table = None
+    found = getattr(table, "num_embeddings", None) or getattr(_config(model), "vocab_size", None)
+    return found if isinstance(found, int) and found > 0 else None
+
+
+def _config(model: nn.Module) -> Any:
+    config = getattr(model, "config", None)
+    return getattr(config, "text_config", None) or config
