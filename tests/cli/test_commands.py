@@ -49,7 +49,10 @@ def test_the_list_of_commands():
         "eval",
         "edit",
         "sweep",
+        "compress",
+        "compare",
         "convert",
+        "probe",
         "models",
         "doctor",
     ]
@@ -91,7 +94,7 @@ def test_version(capsys):
 
 
 @pytest.mark.parametrize(
-    ("kind", "one"), [("connections", "mgt"), ("measures", "effective_rank"), ("plans", "demo"), ("tasks", "austen")]
+    ("kind", "one"), [("connections", "mgt"), ("compressors", "wanda"), ("measures", "effective_rank"), ("plans", "demo"), ("tasks", "austen")]
 )
 def test_list(capsys, kind, one):
     rows = json.loads(out(capsys, ["list", kind, "--json"]))

@@ -149,15 +149,79 @@ def test_a_sweep_is_a_page_rows_and_a_record_that_is_gone_on_with(llama, text, t
     assert len(rows.where(measure="difference.loss", site="attention", branch="parallel")) == 4
     record = tmp_path / "sweep.jsonl"
     before = record.read_text()
-    call(*arguments, code=2)
-    assert "exists" in capsys.readouterr().err
-    page.unlink()
     call(*arguments)
     printed = capsys.readouterr()
     assert "going on with" in printed.err and record.read_text() == before
     assert printed.out.splitlines()[0] == "site\tpart\tscale\tword perplexity\tchange\t95 % interval"
     call(*arguments, "--overwrite", "--quiet")
     assert record.read_text() != "" and capsys.readouterr().err == ""
+    record.unlink()
+    call(*arguments, code=2)  # a page that no record explains is not written over
+    assert "exists; choose another name or say --overwrite" in capsys.readouterr().err
+
+
+def test_a_finished_sweep_takes_more_scales_and_computes_none_twice(llama, text, tmp_path, capsys):
+    page, record = tmp_path / "sweep.html", tmp_path / "sweep.jsonl"
+    words = ("sweep", llama, "--site", "attn", "--perpendicular", "none", "--text", text, "-o", page, "--json")
+    call(*words, "--parallel=0,1.5")
+    first, before = json.loads(capsys.readouterr().out), record.read_text()
+    call(*words, "--parallel=-0.5,0,1.5")
+    second, after = json.loads(capsys.readouterr().out), record.read_text()
+    assert after.startswith(before) and len(after.splitlines()) == len(before.splitlines()) + 1
+    kept = {point["scale"]: point for point in second["points"]}
+    assert set(kept) == {-0.5, 0.0, 1.0, 1.5}
+    assert all(kept[point["scale"]]["metrics"] == point["metrics"] for point in first["points"])
+    assert "scale -0.5" in page.read_text() and "scale 1.5" in page.read_text()
+    call(*words, "--parallel=2")
+    printed = capsys.readouterr()
+    assert len(json.loads(printed.out)["points"]) == 2
+    assert "the record holds 3 points beside these, which the page does not show" in printed.err
+
+
+def test_a_record_of_another_text_is_named(llama, text, tmp_path, capsys):
+    (tmp_path / "other.txt").write_text(TEXT.replace("flood", "frost"))
+    words = ("sweep", llama, "--site", "attn", "--parallel=0", "--perpendicular", "none", "-o", tmp_path / "s.html")
+    call(*words, "--text", text)
+    capsys.readouterr()
+    call(*words, "--text", tmp_path / "other.txt", code=2)
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert "is the record of another sweep: its job is 'text: 4 documents of flood.txt" in line
+    assert "now 'text: 4 documents of other.txt" in line and "its sha256 is" in line
+
+
+def test_a_prompt_of_one_token_is_gone_on_from(llama, capsys):
+    call("edit", llama, "--site", "mlp", "--parallel", "-4", "--generate", "T", "--tokens", 3, "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert found["prompt"] == "T" and found["unedited"] and found["edited"]
+    call("edit", llama, "--parallel", "0", "--generate", "", code=2)
+    assert "the prompt has 0 tokens, and at least 1 must be there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["edit", "sweep", "eval", "measure", "convert"])
+def test_a_checkpoint_of_what_is_no_run_is_refused(llama, command, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    more = {
+        "edit": ["--parallel", 0],
+        "sweep": ["--parallel=0"],
+        "convert": ["--connection", "additive", "-o", "new"],
+    }.get(command, [])
+    for which in ("best", "last"):
+        call(command, llama, *more, "--which", which, code=2)
+        assert f"--which names a checkpoint of a run, and {llama} is no run" in capsys.readouterr().err
+
+
+def test_the_window_has_two_names(llama, text, tmp_path, capsys):
+    words = ("edit", llama, "--site", "mlp", "--parallel", 0, "--text", text, "--json", "--quiet")
+    found = []
+    for flag in ("--window", "--length"):
+        call(*words, flag, 16)
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0]["rule"] == found[1]["rule"] and "windows of 16 tokens" in found[0]["rule"]
+    said = []
+    for flag in ("--window", "--length"):
+        call("measure", llama, "--text", text, flag, 16, "--limit", 2, "-o", tmp_path / f"p{flag}.html", "--json")
+        said.append(json.loads(capsys.readouterr().out))
+    assert [one["length"] for one in said] == [16, 16] and [one["documents"] for one in said] == [2, 2]
 
 
 def test_an_encoder_with_a_head_is_swept_by_its_masked_loss(text, tmp_path, capsys):

@@ -1,6 +1,7 @@
 """An evaluation goes on in its folder: what was scored is not scored again, and the numbers are those of one call."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -24,9 +25,11 @@ def place(tmp_path_factory):
         subject.lm_head.weight.mul_(1.5)
     subject.save_pretrained(folder / "other")
     model("bert", torch.float32).save_pretrained(folder / "masked")
+    model("bert", torch.float32).bert.save_pretrained(folder / "encoder")
     for name in ("decoder", "other"):
         causal_tokenizer().save_pretrained(folder / name)
-    encoder_tokenizer().save_pretrained(folder / "masked")
+    for name in ("masked", "encoder"):
+        encoder_tokenizer().save_pretrained(folder / name)
     (folder / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS * 2))
     (folder / "more.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     row = {"question": "Fire is", "choices": ["cold", "hot"], "answer": 1}
@@ -44,6 +47,7 @@ EDIT = ["--edit", "mlp:parallel=0"]
 JOBS = {
     "text": ["decoder", "--text", "text.jsonl", *EDIT],
     "masked": ["masked", "--text", "text.jsonl", *EDIT],
+    "embeddings": ["encoder", "--text", "text.jsonl", *EDIT],
     "questions": ["decoder", "--choices", "heat.jsonl", "--shots", "1", *EDIT],
     "ruler": ["decoder", "--ruler", "single,vt", "--length", "500", "--samples", "2", *EDIT],
 }
@@ -101,8 +105,7 @@ def test_an_interrupted_evaluation_goes_on(here, job, stopped, capsys, tmp_path,
 
 
 def test_what_is_scored_is_not_scored_again_and_an_edit_may_be_added(here, capsys, tmp_path, monkeypatch):
-    from thalweg.evaluation import perplexity
-
+    perplexity = sys.modules["thalweg.evaluation.perplexity"]  # the package has a function of this name
     argv, folder = ["eval", "decoder", "--text", "text.jsonl", "--json", "-o", str(tmp_path / "o")], tmp_path / "o"
     assert main([*argv, *EDIT]) == 0
     first = json.loads(capsys.readouterr().out)
@@ -205,6 +208,20 @@ def test_rows_wait_for_room(tmp_path, monkeypatch):
         on_row({"item": "d"})
         assert kept.failed is None
     assert [row["item"] for row in lines(kept.folder)[1:]] == ["a", "b", "c", "d"] and len(told) == 1
+
+
+def test_a_model_of_ours_goes_on_too(here, capsys, tmp_path, monkeypatch):
+    from thalweg.capture.opening import Opened
+    from thalweg.cli import opening
+
+    monkeypatch.setattr(
+        opening, "open_any", lambda *_, **__: Opened(model("ours", torch.float32), causal_tokenizer(), "run", "decoder")
+    )
+    argv = ["eval", "run", "--text", "more.jsonl", "--edit", "value:parallel=0", "--json", "-o", str(tmp_path / "o")]
+    assert main(argv) == 0
+    first, before = json.loads(capsys.readouterr().out), (tmp_path / "o" / "items.jsonl").read_bytes()
+    assert main(argv) == 0
+    assert json.loads(capsys.readouterr().out) == first and (tmp_path / "o" / "items.jsonl").read_bytes() == before
 
 
 def test_tasks_of_lm_eval_are_rows_and_back():

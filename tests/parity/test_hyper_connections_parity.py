@@ -5,6 +5,7 @@ import torch
 from agreement import Branch, Errors, compare, gaussian, our_stream, ours_from, randomise, record, transpose_mix
 from hyper_connections import HyperConnections, ManifoldConstrainedHyperConnections
 from hyper_connections import mHCv2 as v2
+from hyper_connections.residuals import OrthogonalResidualUpdate
 from torch import nn
 
 WIDTH, SITES = 7, 4
@@ -136,3 +137,44 @@ def test_its_mhc_starts_elsewhere():
     assert read.tolist() == pytest.approx([0.5, 0.731059, 0.5, 0.5], abs=1e-6)
     assert write.tolist() == pytest.approx([1.462117] * 4, abs=1e-6)
     assert mix[0].tolist() == pytest.approx([0.475366886] + 3 * [0.174877705], abs=1e-6)
+
+
+class Orthogonal(nn.Module):
+    """Sites of the package's orthogonal update around plain branches; its argument is the update, then the stream."""
+
+    def __init__(self):
+        super().__init__()
+        self.sites = nn.ModuleList(OrthogonalResidualUpdate() for _ in range(SITES))
+        self.branches = nn.ModuleList(Branch(WIDTH) for _ in range(SITES))
+
+    def forward(self, state):
+        x, reads = state.squeeze(2), []
+        for site, branch in zip(self.sites, self.branches, strict=True):
+            reads.append(x)
+            x = site(branch(x), x)
+        return [*reads, x.unsqueeze(2), x]
+
+
+def orthogonal_agreement(**options):
+    stack = Orthogonal().double()
+    ours = our_stream("orthogonal", width=WIDTH, sites=SITES, streams=1, **options)
+    leaves = randomise(stack)
+    return compare(
+        stack,
+        ours,
+        lambda given: ours_from(ours, given, {}, None, [f"branches.{i}.weight" for i in range(SITES)]),
+        gaussian(2, 3, 1, WIDTH, seed=1),
+        leaves,
+        {},
+    )
+
+
+def test_orthogonal_updates():
+    errors = orthogonal_agreement(eps=0.0)
+    assert errors.worst < 1e-12
+    record("hyper_connections_orthogonal", errors, ["hyper-connections"])
+
+
+@pytest.mark.parametrize("options", [{"eps": 0.1}, {"eps": 0.0, "retained": 0.01}])
+def test_each_option_of_orthogonal_updates_is_seen(options):
+    assert orthogonal_agreement(**options).outputs > 1e-5

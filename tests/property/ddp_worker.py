@@ -55,6 +55,12 @@ CASES = {
         "gradient_checkpointing": True,
     },
     "fsdp_experts": {"parallel": "fsdp", "layers": ("attention", "moe"), "model": EXPERTS, "connection": "additive"},
+    "ddp_edits": {"attention_edit": "value:exclude-self:1..0@4", "mlp_edit": "residual:learned"},
+    "fsdp_edits": {
+        "parallel": "fsdp",
+        "attention_edit": "value:full:learned,per=head",
+        "mlp_edit": "residual:learned,control=random-direction",
+    },
     "fsdp_additive": {"parallel": "fsdp", "connection": "additive", "gradient_checkpointing": True},
 }
 

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from thalweg.ops.forward_mode import jvp
 from thalweg.ops.own_attention import own_attention
 from thalweg.ops.value_edit import value_coefficient, value_edit
 
@@ -182,6 +183,54 @@ def test_own_weights_are_the_diagonal_of_eager_ones(chunk, softcap, with_sinks, 
     torch.testing.assert_close(own_attention(query, key, mask, **options), expected, rtol=1e-12, atol=1e-14)
     added = torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, torch.finfo(torch.float64).min)
     torch.testing.assert_close(own_attention(query, key, added, **options), expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("hidden", ["by order", "by window", "by what is added"])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+def test_gradients_of_own_weights_are_those_of_eager_ones(softcap, hidden):
+    """With chunks, a cap, sinks and a bias that is added to the scores; grouped heads; queries behind a cache."""
+    query, key, sinks = gaussian(2, 4, 3, 3), gaussian(2, 2, 6, 3, seed=1), gaussian(4, seed=2)
+    inputs = [x.requires_grad_() for x in (query, key, sinks)]
+    options = {"scaling": 0.7, "softcap": softcap, "chunk": 2}
+    seen, bias = causal(2, 3, 6, 2 if hidden == "by window" else None), 0.0
+    if hidden == "by what is added":
+        bias = gaussian(2, 4, 3, 6, seed=4)
+        options["mask"] = bias.masked_fill(~seen[:, None], -torch.inf)
+    elif hidden == "by window":
+        options["sliding_window"] = 2
+    ours = own_attention(query, key, sinks=sinks, **options)
+    scores = 0.7 * query @ key.repeat_interleave(2, 1).mT
+    scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+    scores = (scores + bias).masked_fill(~seen[:, None], -torch.inf)
+    rows = torch.cat([scores, sinks.view(1, 4, 1, 1).expand(2, 4, 3, 1)], -1).softmax(-1)
+    theirs = torch.stack([rows[:, :, t, 3 + t] for t in range(3)], -1)
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
+    cotangent = gaussian(2, 4, 3, seed=5)
+    mine, wanted = (torch.autograd.grad(out, inputs, cotangent) for out in (ours, theirs))
+    for a, b in zip(mine, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_own_weights_have_forward_derivatives_too():
+    query, key, direction = (
+        gaussian(1, 2, 4, 3),
+        gaussian(1, 1, 4, 3, seed=1).requires_grad_(),
+        gaussian(1, 2, 4, 3, seed=2),
+    )
+    value, pushed = jvp(lambda q: own_attention(q, key), query, direction)
+    eps = 1e-6
+    ahead, behind = (own_attention(query + sign * eps * direction, key) for sign in (1, -1))
+    torch.testing.assert_close(pushed, (ahead - behind) / (2 * eps), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(value, own_attention(query, key))
+
+
+def test_the_backward_pass_keeps_no_scores():
+    """Queries and keys, and two numbers a query; not b h t t."""
+    query, key = (gaussian(1, 2, 64, 3, seed=s).requires_grad_() for s in (0, 1))
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
+        own_attention(query, key)
+    assert max(kept) == query.numel() and len(kept) <= 5
 
 
 def test_padding_and_windows_hide_what_they_should():

@@ -21,8 +21,41 @@ STATED = {
 }
 
 
+# He et al., arXiv 2609.15975: layers, heads, width, parameters as stated, and within what share the printed shapes give them
+ACROSS = {
+    "across-241m": (14, 15, 960, 241e6, 0.05),
+    "across-296m": (14, 16, 1024, 296e6, 0.06),
+    "across-436m": (16, 18, 1152, 436e6, 0.15),
+    "across-528m": (18, 20, 1280, 528e6, 0.09),
+    "across-1.4b": (24, 16, 2048, 1.4e9, 0.015),
+    "across-2.7b": (32, 20, 2560, 2.7e9, 0.03),
+}
+
+
 def test_the_names():
-    assert presets.names() == sorted(STATED)
+    assert presets.names() == sorted({**STATED, **ACROSS})
+
+
+@pytest.mark.parametrize("name", ACROSS)
+def test_shapes_trained_across_the_stream_are_those_that_were_printed(name):
+    depth, heads, width, total, within = ACROSS[name]
+    wanted = from_table(config.read_toml(presets.find(f"preset:{name}")))
+    model = wanted.decoder(50_304)
+    assert (model.depth, model.heads, model.width, model.head_width * heads) == (depth, heads, width, width)
+    assert sum(parameters(model).values()) == pytest.approx(total, rel=within)
+    assert model.edits["attention_edit"].describe() == "value:full:0" and wanted.tokens_per_step == 524_288
+    assert wanted.total_steps * wanted.tokens_per_step == pytest.approx(104.9e9 if total > 1e9 else 2.097e9, rel=1e-3)
+    assert wanted.batch_size % (8 * wanted.accumulation) == 0  # 8 ranks
+    plain = from_table(config.read_toml(presets.find(f"preset:{name}")) | {"attention_edit": "value:full:1"})
+    assert not plain.decoder(50_304).edits
+
+
+def test_the_plan_of_a_published_shape_shows_its_parameters(capsys):
+    """Without a hub: any task with as many tokens shows the size; the run does not fit and is not timed, or the probe is left out."""
+    wanted = from_table(config.read_toml(presets.find("preset:across-241m")) | {"data": "copy:vocab=50302"})
+    planned = plan.plan_of(wanted, probe=False)
+    assert planned.vocab_size == pytest.approx(50_304, abs=4) and planned.parameters == pytest.approx(251e6, rel=0.01)
+    assert "edits       attention value:full:0: 0 parameters" in str(planned)
 
 
 @pytest.mark.parametrize("name", STATED)

@@ -194,7 +194,7 @@ def _leave(shell: Any, tap: _Tap) -> None:
     from transformers.modeling_utils import AttentionInterface
 
     tap.heard, tap.ended = False, True
-    stack = _stacks[shell]
+    stack = _stacks.get(shell, [tap])  # of a model that is gone with its tap still on it, nothing is known any more
     while stack and stack[-1].ended:
         top = stack.pop()
         for config, name in top.before:

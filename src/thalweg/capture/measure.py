@@ -207,12 +207,7 @@ def prove_rows(located: Located, batch: Batch, allow_unverified: bool, rows: Mea
 
 
 def _prove_heads(located: Located, batch: Batch, allow_unverified: bool, rows: Measurements) -> None:
-    """That values and outputs by head are what they are called, as a row. Raises: ProofError, InputError.
-
-    Models of ours say themselves where their heads are, and show no attention weights to hold against that.
-    """
-    if located.found_by == "own":
-        return
+    """That values and outputs by head are what they are called, as a row. Raises: ProofError, InputError."""
     kind = "tolerance: attention weights times values against o"
     _prove_part(prove_values, "values", kind, located, batch, allow_unverified, rows)
 

@@ -1,7 +1,7 @@
 """A probe in other people's training loops: on every k-th step, the geometry of the updates in the training pass itself."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,7 @@ class Probe:
         self._latest = Measurements()
         self._attached: ExitStack | None = None
         self._watching: _Watching | None = None
-        self._started = False
+        self._started = self._stepped = False
         self._warned: set[str] = set()
 
     # a probe is started, stepped and stopped
@@ -117,20 +117,31 @@ class Probe:
         """Begin to watch; the next step is number ``first_step``. Raises: InputError where it has begun already."""
         if self._started:
             raise InputError("the probe has been started already; stop it first")
-        self._started = True
+        self._started, self._stepped = True, False
         self._attach()
         return self
 
     def stop(self) -> None:
-        """Take every hook away. A measured step that :meth:`step` did not close is left out. Stopping twice does nothing."""
+        """Take every hook away. A measured step that :meth:`step` did not close is left out. Stopping twice does nothing.
+
+        Warns where the model was trained and :meth:`step` was never called, so that nothing could be measured.
+        """
+        self._end(silent=not self.measuring)
+
+    def _end(self, *, silent: bool) -> None:
+        never = self._started and not self._stepped and self._watching is not None and self._watching.done
         self._detach()
         self._watching, self._started = None, False
+        if never and not silent:
+            line = "step() was never called, so nothing was measured; call it once per step of the optimizer"
+            self.notes.append(line)
+            warnings.warn(f"probe: {line}", ThalwegWarning, stacklevel=3)
 
     def __enter__(self) -> "Probe":
         return self.start()
 
     def __exit__(self, *error: object) -> None:
-        self.stop()
+        self._end(silent=not self.measuring or error[0] is not None)
 
     def step(self) -> Measurements | None:
         """Close a step: its rows, or None where it was not measured. Call it once per step of the optimizer.
@@ -140,6 +151,7 @@ class Probe:
         """
         if not self._started:
             raise InputError("the probe has not been started; use it as a context manager or call start()")
+        self._stepped = True
         found = self._close()
         self.number += 1
         self._attach()
@@ -210,12 +222,17 @@ class Probe:
             return self._rows
         return Measurements.load(self.path) if self.path.exists() else Measurements()
 
-    def summary(self, rows: Measurements | None = None) -> dict[str, float]:
-        """For a log: the mean over the sites of a kind, ``parallel_fraction.raw/attention``. rows: None takes the last measured step."""
+    def summary(self, rows: Measurements | None = None) -> "Summary":
+        """For a log: the mean over the sites of a kind, ``parallel_fraction.raw/attention``; printed, it is a table.
+
+        rows: None takes the last measured step.
+        """
+        rows = self._latest if rows is None else rows
         groups: dict[str, list[float]] = {}
-        for row in self._latest if rows is None else rows:
+        for row in rows:
             groups.setdefault("/".join(part for part in (row.measure, _kind(row)) if part), []).append(row.value)
-        return {key: sum(values) / len(values) for key, values in groups.items()}
+        steps = sorted({row.step for row in rows if row.step is not None})
+        return Summary({key: sum(values) / len(values) for key, values in groups.items()}, steps)
 
     def to_pandas(self) -> Any:
         """A table, one row per measurement. Raises: MissingExtraError without pandas."""
@@ -225,6 +242,42 @@ class Probe:
         """Write all rows: ``.jsonl``, ``.parquet`` or ``.csv``. Raises: InputError, MissingExtraError."""
         check_format(path)
         export(self.measurements, path)
+
+
+class Summary(dict[str, float]):
+    """``MEASURE/KIND`` -> mean over the sites of that kind; as text a table, one line for each measure."""
+
+    def __init__(self, values: Mapping[str, float], steps: Sequence[int]):
+        super().__init__(values)
+        self.steps = tuple(steps)
+
+    def __str__(self) -> str:
+        if not self:
+            return "nothing was measured yet; step() closes a measured step, once per step of the optimizer"
+        cells = {key: (*key.split("/", 1), "")[:2] for key in self}
+        kinds = list(dict.fromkeys(kind for _, kind in cells.values() if kind))
+        table = [["mean over sites", *kinds, *([""] if any(not kind for _, kind in cells.values()) else [])]]
+        for measure in dict.fromkeys(measure for measure, _ in cells.values()):
+            found = {kind: self[key] for key, (name, kind) in cells.items() if name == measure}
+            table.append(
+                [
+                    measure,
+                    *(f"{found[kind]:.4g}" if kind in found else "" for kind in [*kinds, ""][: len(table[0]) - 1]),
+                ]
+            )
+        widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+        lines = [
+            "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
+            for row in table
+        ]
+        when = (
+            f"steps {self.steps[0]:,} to {self.steps[-1]:,}"
+            if len(self.steps) > 1
+            else f"step {self.steps[0]:,}"
+            if self.steps
+            else ""
+        )
+        return "\n".join([*([when] if when else []), *(line.rstrip() for line in lines)])
 
 
 class _Watching(Recorder):

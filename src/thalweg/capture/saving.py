@@ -8,6 +8,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from thalweg.capture.quiet import hushed
 from thalweg.config import check_new
 from thalweg.errors import InputError, first_line
 
@@ -17,7 +18,8 @@ def save_folder(
 ) -> Path:
     """Write config.json and the weights, the tokenizer, and ``files`` (name -> text) into the new ``folder``.
 
-    tokenizer: of transformers, or one of ours that was trained on a text. Raises: InputError for a folder that is in use, or a disk that is full.
+    tokenizer: of transformers, or one of ours that was trained on a text.
+    Raises: InputError for a folder that is in use, or a disk that is full.
     """
     path = check_new(folder)
     try:
@@ -26,7 +28,8 @@ def save_folder(
     except OSError as error:
         raise InputError(f"{path} cannot be made: {error.strerror or error}") from None
     try:
-        model.save_pretrained(unfinished)
+        with hushed():
+            model.save_pretrained(unfinished)
         if hasattr(tokenizer, "save_pretrained"):
             tokenizer.save_pretrained(unfinished)
         elif hasattr(tokenizer, "library_json"):  # one of ours, trained on a text

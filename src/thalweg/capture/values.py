@@ -11,11 +11,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from thalweg.capture.attention import attention_tap
+from thalweg.capture.attention_call import AttentionCall
 from thalweg.capture.evaluating import evaluating
 from thalweg.capture.layout import Located
 from thalweg.capture.proof import TOLERANCE, dtype_of, run
 from thalweg.capture.watching import Event, watch
 from thalweg.errors import InputError, ProofError
+
+# How transformers marks a model on which it left hooks that capture outputs, and where those hooks are from.
+MARK, THEIRS = "_output_capturing_hooks_installed", "transformers.utils.output_capturing"
 
 
 def prove_values(
@@ -23,8 +28,10 @@ def prove_values(
 ) -> dict[str, float]:
     """Largest error of every attention site that has heads, relative to the norm of o at a token and head; empty where none has.
 
-    Runs once with the eager backend, whose weights are seen; the backend is put back. Keeps o, v and the weights of the whole batch, which
-    should be small. Raises: ProofError that names the first site that fails; InputError where the model shows no attention weights.
+    Runs once: of transformers with the eager backend, whose weights are seen (the backend is put back, and hooks that transformers leaves are
+    taken away); of models of ours with their attention tapped, the weights computed anew from queries and keys. Keeps o, v and the weights of
+    the whole batch, which should be small.
+    Raises: ProofError that names the first site that fails; InputError where the model shows no attention weights.
     """
     kept: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
 
@@ -36,7 +43,9 @@ def prove_values(
         return {}
     allowed = TOLERANCE.get(dtype_of(located.model), 1e-2) if tolerance is None else tolerance
     with watch(located, keep, values=True):
-        weights = attention_weights(located.model, batch)
+        weights = (
+            tapped_weights(located, batch) if located.found_by == "own" else attention_weights(located.model, batch)
+        )
     if len(weights) != len(located.attention):
         raise InputError(
             f"{type(located.model).__name__} shows attention weights of {len(weights)} of its {len(located.attention)} attention sites; "
@@ -72,7 +81,7 @@ def mismatch(
 
 def attention_weights(model: nn.Module, batch: Mapping[str, Any] | Tensor) -> tuple[Tensor, ...]:
     """The attention weights [b h t s] of every attention layer, from a pass with the eager backend. Raises: InputError."""
-    with evaluating(model), eager(model):
+    with evaluating(model), eager(model), without_leftovers(model):
         try:
             found = getattr(run(model, batch, output_attentions=True), "attentions", None)
         except TypeError:
@@ -80,6 +89,45 @@ def attention_weights(model: nn.Module, batch: Mapping[str, Any] | Tensor) -> tu
     if not found or not all(isinstance(weight, Tensor) and weight.ndim == 4 for weight in found):
         raise InputError(f"{type(model).__name__} does not show its attention weights, so values cannot be proved")
     return tuple(found)
+
+
+def tapped_weights(located: Located, batch: Mapping[str, Any] | Tensor) -> tuple[Tensor, ...]:
+    """The attention weights [b h t s] of every attention site of a model of ours, in the order of its sites, those that were called."""
+    found: dict[int, Tensor] = {}
+    places = {id(located.module(place.sublayer)): place.index for place in located.attention}
+
+    def see(call: AttentionCall) -> None:
+        if id(call.module) in places:
+            found[places[id(call.module)]] = weights_of(call)
+
+    with evaluating(located.model), attention_tap(located.model, see):
+        run(located.model, batch)
+    return tuple(found[index] for index in sorted(found))
+
+
+def weights_of(call: AttentionCall) -> Float[Tensor, "b h q k"]:
+    """softmax(q k^T scale) over those that may be seen, in float64; query head h reads key head h // group."""
+    query, key = call.query.double(), call.key.double()
+    group = query.shape[1] // key.shape[1]
+    scores = torch.einsum("bkgqd,bksd->bkgqs", query.unflatten(1, (-1, group)), key).flatten(1, 2)
+    scores = scores * (query.shape[-1] ** -0.5 if call.scaling is None else call.scaling)
+    return scores.masked_fill(~call.visible(), -torch.inf).softmax(-1)
+
+
+@contextmanager
+def without_leftovers(model: nn.Module) -> Iterator[None]:
+    """Take away what transformers leaves on a model that was asked for attention weights: a hook on every module that it looked into."""
+    before = {module: set(module._forward_hooks) for module in model.modules()}
+    marked = {module for module in before if MARK in vars(module)}
+    try:
+        yield
+    finally:
+        for module, kept in before.items():
+            for key, hook in list(module._forward_hooks.items()):
+                if key not in kept and getattr(hook, "__module__", "") == THEIRS:
+                    del module._forward_hooks[key]
+            if module not in marked:
+                vars(module).pop(MARK, None)
 
 
 @contextmanager

@@ -26,7 +26,10 @@ COMMANDS = {
     "eval": "what a model can do on texts, long contexts and tasks, and what an edit costs it",
     "edit": "scale the part of a model's updates along or across the stream: what it costs, or what it writes",
     "sweep": "every site by every scale, each beside its matched no-op, as one page",
+    "compress": "a smaller twin of a model: rounded, pruned, of low rank or without some layers, with the record of it",
+    "compare": "what compression did to the updates of a model, layer by layer, and which layers to protect",
     "convert": "a trained model to another connection, with the proof that it computes what it computed",
+    "probe": "read-only probes of the continuous picture: normalisation, positions, bridges, depth, training",
     "models": "trained models that packages carry: what is here, how to get the rest",
     "doctor": "check this installation",
 }

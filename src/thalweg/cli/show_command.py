@@ -1,4 +1,4 @@
-"""``thalweg show``: everything about one connection, mixer, measure, plan or task."""
+"""``thalweg show``: everything about one connection, mixer, compressor, measure, plan or task."""
 
 import inspect
 from collections.abc import Callable
@@ -6,6 +6,7 @@ from typing import Any
 
 from thalweg import config
 from thalweg.cli.console import emit, grid
+from thalweg.cli.compressor_facts import compressor
 from thalweg.cli.facts import explained
 from thalweg.cli.mixer_facts import mixer
 from thalweg.errors import InputError
@@ -14,10 +15,11 @@ EXAMPLES = """examples:
   thalweg show connection mgt
   thalweg show connection delta --width 768 --depth 12 --option value_channels=4
   thalweg show mixer kromhc --streams 8
+  thalweg show compressor wanda
   thalweg show plan mgt-ablation
   thalweg show task copy:vocab=32"""
 
-KINDS = ("connection", "mixer", "measure", "plan", "task")
+KINDS = ("connection", "mixer", "compressor", "measure", "plan", "task")
 
 
 def configure(parser) -> None:
@@ -30,7 +32,7 @@ def configure(parser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="option of the connection or mixer; may be repeated",
+        help="option of the connection, mixer or compressor; may be repeated",
     )
     parser.add_argument("--streams", type=int, default=4, help="mixer: number of streams (4)")
     parser.add_argument(
@@ -41,16 +43,16 @@ def configure(parser) -> None:
 
 
 def run(args) -> None:
-    if args.option and args.kind not in ("connection", "mixer"):
-        raise InputError(f"--option belongs to a connection or a mixer, got {args.kind} {args.name}; leave it out")
-    if args.kind in ("connection", "mixer"):
-        given = config.parse_assignments(args.option)
-        by_connection = args.kind == "connection"
-        found = (
-            connection(args.name, args.width, args.depth, given)
-            if by_connection
-            else mixer(args.name, args.streams, given)
+    if args.option and args.kind not in ("connection", "mixer", "compressor"):
+        raise InputError(
+            f"--option belongs to a connection, a mixer or a compressor, got {args.kind} {args.name}; leave it out"
         )
+    if args.kind in ("connection", "mixer", "compressor"):
+        given = config.parse_assignments(args.option)
+        if args.kind == "connection":
+            found = connection(args.name, args.width, args.depth, given)
+        else:
+            found = mixer(args.name, args.streams, given) if args.kind == "mixer" else compressor(args.name, given)
         shown = {**found, "options": [*map(_option_row, found["options explained"])]}
         del shown["options explained"]
     elif args.kind == "measure":

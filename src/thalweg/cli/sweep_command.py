@@ -13,7 +13,8 @@ EXAMPLES = """examples:
   thalweg sweep smollm2 --site value --parallel=-1,0,0.5,1.5 --perpendicular none --full --skip-first 1
 
 Without --parallel and --perpendicular: the published grid (11 and 9 scales). Every point is kept in NAME.jsonl beside the page as soon as
-it is computed, so Ctrl-C loses nothing: the same command goes on where it was. NAME.rows.jsonl holds the rows that the page is made from.
+it is computed, so Ctrl-C loses nothing: the same command goes on where it was, and one with more scales or sites adds them to the page and
+computes no point twice. NAME.rows.jsonl holds the rows that the page is made from.
 
 Exit codes: 0 done; 2 cannot be opened, edited or scored; 5 a proof failed, or a no-op is none; 130 interrupted, what was finished is kept"""
 
@@ -36,8 +37,8 @@ def run(args) -> ExitCode:
     page = Path(args.output or f"sweep-{edit_flags.name_of(args.model)}.html")
     if page.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"the page must be called .html, got {page.name!r}")
-    confirm_output(str(page), args.overwrite)
     record, kept = page.with_suffix(".jsonl"), page.with_suffix(".rows.jsonl")
+    confirm_output(str(page), args.overwrite or record.is_file())  # a page with its record is gone on with
     if args.overwrite:
         record.unlink(missing_ok=True)
     documents = edit_flags.documents_for(args)
@@ -70,6 +71,7 @@ def scales_of(args) -> dict[str, tuple[float, ...]]:
 
 def swept(args, opened, points, documents, record: Path) -> dict[str, Any]:
     """Evaluate every point; plain values, and the rows."""
+    from thalweg._words import counted
     from thalweg.cli.eval_command import cost_line
     from thalweg.editing import sweep
     from thalweg.evaluation.jobs import cost_of
@@ -100,12 +102,16 @@ def swept(args, opened, points, documents, record: Path) -> dict[str, Any]:
 
     subject = {
         "model": opened.name,
-        "sha256": documents.sha256,
         "job": job.plan,
+        "sha256": documents.sha256,
         "dtype": args.dtype,
         "backend": backend,
     }
     done = sweep(opened.model, evaluate, points, record=record, subject=subject, on_point=on_point, seed=args.seed)
+    if done.unasked:
+        tell(
+            f"the record holds {counted(len(done.unasked), 'point')} beside these, which the page does not show; name their scales too"
+        )
     return {
         "model": opened.name,
         "notes": list(opened.notes),

@@ -126,8 +126,7 @@ class Orthogonal(ManyStreams):
             "several streams: ours; the projection is on what the update is added to",
         ),
         deviations=(
-            "the source's `global` flattens the tokens of a sample too, by which a token would see later ones; here `global` is one token's "
-            "streams and width, and over='sequence' is the source's, for encoders",
+            "global: one token's streams and width; the source's flattens the tokens too, by which one sees later ones (here over='sequence')",
             "a final norm and pre-norm sublayers, as in any pre-norm stack",
         ),
         verified=(
@@ -154,7 +153,13 @@ class Orthogonal(ManyStreams):
 
     @classmethod
     def variants(cls):
-        few = {"streams": 3, "mixer": "sinkhorn", "mixer_options": {"iterations": 2}, "read": "sigmoid", "write": "double_sigmoid"}
+        few = {
+            "streams": 3,
+            "mixer": "sinkhorn",
+            "mixer_options": {"iterations": 2},
+            "read": "sigmoid",
+            "write": "double_sigmoid",
+        }
         return [
             {"retained": 1.0},
             {"retained": 0.3, "eps": 0.0, "input_norm": False},
@@ -165,7 +170,9 @@ class Orthogonal(ManyStreams):
     def reference_write(self, site, logits, write, mixed, update, to):
         o = self.options
         if o.over == "sequence":
-            raise NotImplementedError("over='sequence' has a reference of its own in the tests: this one looks at one token at a time")
+            raise NotImplementedError(
+                "over='sequence' has a reference of its own in the tests: this one looks at one token at a time"
+            )
         streams = range(o.streams) if o.over == "global" else (to,)
         dot = sum(sum(write[n] * u * m for u, m in zip(update, mixed[n], strict=True)) for n in streams)
         square = sum(sum(m * m for m in mixed[n]) for n in streams)

@@ -92,7 +92,7 @@ def run_one(name: str, subject: Subject, text: Text | None, options: Any) -> Fin
     """One probe. What it raises becomes ``failed``: a probe never takes another with it."""
     entry = registry.entry(name)
     probe, began = entry.value(), time.perf_counter()
-    head = {"probe": entry.name, "title": probe.title or entry.summary, "source": entry.source}
+    head: dict[str, Any] = {"probe": entry.name, "title": probe.title or entry.summary, "source": entry.source}
     try:
         why = _why_not(probe, subject, text)
         if why:
@@ -121,8 +121,10 @@ def subject_of(subject: Any, tokenizer: Any = None, name: str = "", map: Any = N
     if isinstance(subject, nn.Module):
         called = name or getattr(getattr(subject, "config", None), "name_or_path", "") or type(subject).__name__
         return Subject(locate(subject, map), tokenizer=tokenizer, name=called)
-    from thalweg.continuum.trajectory import Trajectory
-
+    try:
+        from thalweg.continuum.trajectory import Trajectory
+    except ModuleNotFoundError:
+        Trajectory = ()
     if isinstance(subject, Trajectory):
         return Subject(trajectory=subject, name=name)
     raise InputError(

@@ -28,6 +28,7 @@ from thalweg.models.edits import UpdateEdit
 from thalweg.models.retained import Edit, count_updates, edit_at
 
 ENTRY = "thalweg_edit"  # of the configuration, and the name of the module in every edited layer
+OWN, HELD = "_thalweg_own_edit", "_thalweg_attached"  # attributes of an attention, of the model
 SPACES = {"value": "value", "attention": "residual", "mlp": "residual"}
 
 
@@ -69,9 +70,11 @@ class Attached:
         """The same for a ``Trainer``: a TrainerCallback that counts."""
         from transformers.trainer_callback import TrainerCallback
 
+        attached = self
+
         class Counting(TrainerCallback):
-            def on_step_end(_, args, state, control, **kwargs):  # noqa: N805  # self is the edit
-                self.count_updates(state.global_step)
+            def on_step_end(self, args, state, control, **kwargs):
+                attached.count_updates(state.global_step)
 
         return Counting()
 
@@ -122,7 +125,10 @@ def attach(
             for place, module in kept.items():
                 _by_hooks(stack, located, place, module)
         _enter(stack, model, site, edit)
+        held = model.__dict__.setdefault(HELD, {})
+        stack.callback(held.pop, site)
         undo = stack.pop_all()
+        held[site] = _Held(undo)
     layers = tuple(sorted({place.layer for place in kept}))
     return Attached(model, site, edit, layers, tuple(p.name for p in kept), tuple(kept.values()), undo)
 
@@ -186,7 +192,10 @@ def _made(located: Located, place: SitePlace, edit: UpdateEdit) -> Edit | None:
     width = located.width if edit.space == "residual" or place.heads is None else place.heads.width
     made = edit_at(edit, edit.space, place.layer, located.depth, heads[0], width)
     like = next(located.module(place.block).parameters())
-    return None if made is None else made.to(device=like.device, dtype=like.dtype if like.is_floating_point() else None)
+    # Scales stay in float32 in a model of 16 bits: an update of the weights would be lost in their rounding.
+    return (
+        None if made is None else made.to(like.device, torch.float64 if like.dtype == torch.float64 else torch.float32)
+    )
 
 
 def _add(stack: ExitStack, block: nn.Module, site: str, module: Edit) -> None:
@@ -221,7 +230,9 @@ class _Turning:
         """What was seen, once: nothing of a pass is kept after it."""
         seen, self.seen = self.seen, None
         if seen is None or seen.shape[:2] != near.shape[:2]:
-            raise InputError(f"what {self.name} is edited along was not seen before it; the model runs its layers in another way")
+            raise InputError(
+                f"what {self.name} is edited along was not seen before it; the model runs its layers in another way"
+            )
         return seen.to(near.device)
 
     def turn_output(self, _: nn.Module, args: Any, output: Any) -> Any:
@@ -262,17 +273,29 @@ def _by_hooks(stack: ExitStack, located: Located, place: SitePlace, module: Edit
 
 
 def _by_tap(stack: ExitStack, located: Located, kept: Mapping[SitePlace, Edit]) -> None:
-    owners: dict[int, Edit] = {}
+    """Modules find their edit themselves, so that those of a copy find the copied one; beside the children, which would save it twice."""
     for place, module in kept.items():
-        owners |= dict.fromkeys(map(id, located.module(place.sublayer).modules()), module)
+        for part in located.module(place.sublayer).modules():
+            part.__dict__[OWN] = module
+            stack.callback(part.__dict__.pop, OWN, None)
 
     def on_attention(call: AttentionCall) -> Tensor | None:
-        module = owners.get(id(call.module))
+        module = call.module.__dict__.get(OWN)
         if module is None:
             return None
         return module(call.output, call.own_values(), call.own() if module.exclude_self else None)
 
     stack.enter_context(attention_tap(located.model, on_attention))
+
+
+class _Held:
+    """What undoes an edit, kept by the model: a tap ends when nobody holds it. A copy of the model has nothing to undo."""
+
+    def __init__(self, undo: ExitStack | None):
+        self.undo = undo
+
+    def __reduce__(self) -> Any:
+        return _Held, (None,)
 
 
 def _entry(model: nn.Module) -> Mapping[str, Any]:

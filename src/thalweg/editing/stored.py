@@ -33,10 +33,11 @@ def stored_tensors(where: str | Path, names: Sequence[str]) -> dict[str, Tensor]
         try:
             if path is not None:
                 with safe_open(path, framework="pt") as file:
-                    found[name] = file.get_tensor(name) if name in file.keys() else found.get(name)  # noqa: SIM118
+                    if name in list(file.keys()):
+                        found[name] = file.get_tensor(name)
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read ({first_line(error)})") from None
-        if found.get(name) is None:
+        if name not in found:
             raise CheckpointError(
                 f"{where} names an edit in its configuration but holds no {name}; save the model anew with the edit attached"
             )

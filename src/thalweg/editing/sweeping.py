@@ -66,12 +66,14 @@ class Result:
 
 @dataclass(frozen=True)
 class Sweep:
-    """unedited: scores of the model as it is; results: of every point, in order; dtype: of the model."""
+    """unedited: scores of the model as it is; results: of every point, in order; dtype: of the model; unasked: names of points that the record
+    holds beside these."""
 
     unedited: Scores
     results: tuple[Result, ...]
     dtype: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
+    unasked: tuple[str, ...] = ()
 
     def table(self) -> list[dict[str, Any]]:
         """One table per point, for JSON: what was edited, each metric with its difference from the no-op and the interval."""
@@ -185,8 +187,9 @@ def sweep(
     """Evaluate every point beside the no-op of its site: same hooks, same backend, scales 1, computed and not skipped.
 
     evaluate(role): scores by document of the model as it stands (:mod:`thalweg.evaluation`), role ``unedited``, ``no-op`` or ``edited``.
-    record: file that keeps every point as soon as it is computed; a record that is there is gone on with, if the unedited model still gives
-    what it holds. subject: what the record says it is about. on_point(done, of, point, result): before each (result None) and after.
+    record: file that keeps every point as soon as it is computed; a record that is there is gone on with, by other points too, if the
+    unedited model still gives what it holds. subject: what the record says it is about. on_point(done, of, point, result): before each
+    (result None) and after.
     intervals: options of :func:`thalweg.evaluation.differences`.
     Raises: ProofError for a no-op that drifts; InputError for a record of another model, text or rule.
     """
@@ -220,7 +223,9 @@ def sweep(
         results.append(Result(point, scores, baselines[name], moved, drift(baselines[name], unedited), seconds))
         if on_point is not None:
             on_point(i + 1, len(points), point, results[-1])
-    return Sweep(unedited, tuple(results), dtype_name(model), dict(subject or {}))
+    asked = {"unedited", *(f"no-op: {p.options.as_noop().describe()}" for p in points), *(p.name for p in points)}
+    unasked = tuple(name for name in kept.found if name not in asked and not name.startswith("no-op: "))
+    return Sweep(unedited, tuple(results), dtype_name(model), dict(subject or {}), unasked)
 
 
 class _Record:
@@ -238,12 +243,16 @@ class _Record:
         if not lines or lines[0].get("kind") != KIND:
             raise InputError(f"{self.path} is no record of a sweep; choose another name")
         jsonl.check_schema(lines[0].get("schema"), SCHEMA, str(self.path), "record of a sweep")
-        for name, value in self.header["subject"].items():
-            if lines[0].get("subject", {}).get(name) != value:
-                raise InputError(
-                    f"{self.path} is the record of another sweep: its {name} is {lines[0].get('subject', {}).get(name)!r}, now {value!r}; "
-                    "choose another name, or remove it"
-                )
+        theirs = lines[0].get("subject") or {}
+        other = [
+            f"its {name} is {theirs.get(name)!r}, now {value!r}"
+            for name, value in self.header["subject"].items()
+            if theirs.get(name) != value
+        ]
+        if other:
+            raise InputError(
+                f"{self.path} is the record of another sweep: {'; '.join(other)}; choose another name, or remove it"
+            )
         self.found = {row["name"]: row for row in lines[1:]}
 
     def check(self, unedited: Scores) -> Scores:

@@ -115,9 +115,7 @@ def effective_prototypes(
     direction="lower",
     null="1: the critical temperature",
 )
-def temperature_ratio(
-    x: Float[Tensor, "n d"], temperature: float, gradient: Gradient = "through"
-) -> Float[Tensor, ""]:
+def temperature_ratio(x: Float[Tensor, "n d"], temperature: float, gradient: Gradient = "through") -> Float[Tensor, ""]:
     """tau / (4 lambda_max(C)), or tau / (2 lambda_max(C)) with the assignment detached; tokens without spread: infinite."""
     if gradient not in GRADIENTS:
         raise InputError(f"gradient must be through or detached, got {gradient!r}")
@@ -156,9 +154,7 @@ def separation_force(
     range=(0.0, None),
     null="0: no prototype is farther than d + tau from its token",
 )
-def repulsive_mass(
-    x: Float[Tensor, "n d"], prototypes: Float[Tensor, "k d"], temperature: float
-) -> Float[Tensor, ""]:
+def repulsive_mass(x: Float[Tensor, "n d"], prototypes: Float[Tensor, "k d"], temperature: float) -> Float[Tensor, ""]:
     """Of the gradient 2 q_k [1 - (d_k - d) / tau] (p_k - x) of L_q, the part of negative sign; float64. Raises: ShapeError, InputError."""
     x, p = checked(x, prototypes, temperature)
     q = assignment(x, p, temperature)
@@ -199,5 +195,3 @@ def _pairs(x: Tensor, prototypes: Tensor) -> Tensor:
     x, p = token_matrix(x, "the tokens"), real(prototypes, "the prototypes").double()
     size = spread(x)
     return torch.pdist(p) / torch.where(size > 0, size, 1.0)
-
-

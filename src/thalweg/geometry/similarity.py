@@ -29,8 +29,8 @@ def token_cosine(x: Float[Tensor, "*batch tokens width"]) -> Float[Tensor, "*bat
     A token of zeros has no direction and counts 0 in its pairs.
     Raises: ShapeError for fewer than two tokens; InputError for NaN or infinity.
     """
-    unit = _unit(token_matrix(x, least=2))
-    return mean_pairwise_cosine(unit.sum(-2), unit.square().sum((-2, -1)), unit.shape[-2])
+    e = unit(token_matrix(x, least=2))
+    return mean_pairwise_cosine(e.sum(-2), e.square().sum((-2, -1)), e.shape[-2])
 
 
 @measure(
@@ -150,10 +150,11 @@ def state_cosine(a: Float[Tensor, "*batch width"], b: Float[Tensor, "*batch widt
     Raises: ShapeError, InputError.
     """
     same_width(real(a, "the first state"), real(b, "the second state"), "two states")
-    return (_unit(a.double()) * _unit(b.double())).sum(-1)
+    return (unit(a.double()) * unit(b.double())).sum(-1)
 
 
-def _unit(x: Tensor) -> Tensor:
+def unit(x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+    """x over its norm on the last axis; zeros where it is zero."""
     peak = x.detach().abs().amax(-1, keepdim=True)
     y = x / torch.where(peak > 0, peak, 1.0)
     square = y.square().sum(-1, keepdim=True)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from thalweg.models.hf_config import ThalwegConfig
     from thalweg.models.matching import match_flops, match_parameters
     from thalweg.models.size import Size, size_of
+    from thalweg.models.sublayers.prototypes import PrototypeLayer
     from thalweg.models.trace import SiteRecord, StreamTrace
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "DecoderCache",
     "DecoderConfig",
     "DecoderOutput",
+    "PrototypeLayer",
     "SiteRecord",
     "Size",
     "StreamTrace",
@@ -40,6 +42,7 @@ __getattr__, __dir__ = lazy(
         "hf_config": ("ThalwegConfig",),
         "matching": ("match_flops", "match_parameters"),
         "size": ("Size", "size_of"),
+        "sublayers.prototypes": ("PrototypeLayer",),
         "trace": ("SiteRecord", "StreamTrace"),
     },
 )

@@ -53,7 +53,9 @@ class EditedSite(StreamSite):
         x, context = super().read(state, tokens)
         raw, norm.seen = norm.seen, None
         if raw is None:
-            raise InputError(f"{self.inner.__name__} reads past its input norm, so what it reads is not known; leave residual edits out")
+            raise InputError(
+                f"{self.inner.__name__} reads past its input norm, so what it reads is not known; leave residual edits out"
+            )
         return x, (context, raw)
 
     def write(self, state, update, context):
@@ -63,7 +65,9 @@ class EditedSite(StreamSite):
         after = super().write(state, update, inner)
         norm.reference = None
         if not norm.used:
-            raise InputError(f"{self.inner.__name__} writes past its update norm, so nothing can be edited; leave residual edits out")
+            raise InputError(
+                f"{self.inner.__name__} writes past its update norm, so nothing can be edited; leave residual edits out"
+            )
         return after
 
     def gates(self, state, context, update=None):
@@ -84,7 +88,7 @@ def edit_sites(stream: Stream, config: DecoderConfig) -> None:
     """Let the sites of ``stream`` edit their updates as ``config`` says. Raises: InputError for a connection with fused sites."""
     for site in cast("list[StreamSite]", list(stream.sites)):
         name = KINDS.get(site.site.kind)
-        edit = None if name is None else getattr(config, name)
+        edit = None if name is None else config.edits.get(name)
         made = edit_at(edit, "residual", site.site.layer, config.depth, 1, config.width)
         if made is None:
             continue

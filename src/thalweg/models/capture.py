@@ -102,7 +102,12 @@ def _branches(
 def _heads(sublayer: nn.Module, name: str) -> tuple[Heads | None, str]:
     if not isinstance(sublayer, Attention):
         return None, f"{type(sublayer).__name__} shows no heads"
-    for part, present in (("gate", sublayer.gate is not None), ("norm", sublayer.inner_norm.kind != "none")):
+    for part, present in (
+        ("gate", sublayer.gate is not None),
+        ("norm", sublayer.inner_norm.kind != "none"),
+        ("dictionary", sublayer.dictionary is not None),
+        ("scaling (attention_edit)", sublayer.edit is not None),
+    ):
         if present:
             return None, f"the heads pass a {part} before the output map"
     heads = Heads(sublayer.heads, sublayer.kv_heads, sublayer.head_width, f"{name}.value", f"{name}.output")

@@ -12,7 +12,7 @@ from thalweg.errors import InputError, UnknownNameError
 from thalweg.models.edits import UpdateEdit
 from thalweg.models.rotary import RotaryScaling
 
-SublayerKind = Literal["attention", "feed_forward", "parallel", "moe"]
+SublayerKind = Literal["attention", "feed_forward", "parallel", "moe", "prototypes"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,10 @@ class DecoderConfig:
     attention_edit, mlp_edit: what is kept of the updates along and across their reference, in training and in use: a text such as
     ``value:full:0`` or a table (:class:`thalweg.models.edits.UpdateEdit`); None: all of it. The feed-forward sublayer, experts or not, is
     edited in the residual stream only.
+
+    prototypes: size of a dictionary, where ``layers`` names ``prototypes`` in place of feed_forward, or with head_prototypes: a dictionary per
+    head between attention and its output map. prototype_gradient: of its losses, through the assignment or with it detached.
+    prototype_bypass: share of what the dictionary loses that is handed on beside it. prototype_temperature: where temperatures start.
 
     Raises: InputError or UnknownNameError with one line for the first value that is not allowed.
     """
@@ -86,6 +90,11 @@ class DecoderConfig:
     balancing_rate: float = 1e-3
     attention_edit: UpdateEdit | str | dict[str, Any] | None = None
     mlp_edit: UpdateEdit | str | dict[str, Any] | None = None
+    prototypes: int = 8
+    head_prototypes: bool = False
+    prototype_gradient: Literal["through", "detached"] = "through"
+    prototype_bypass: float = 0.0
+    prototype_temperature: float = 1.0
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
@@ -103,7 +112,9 @@ class DecoderConfig:
             if not 0 <= getattr(self, name) < float("inf"):
                 raise InputError(f"{name} must be finite and not negative, got {getattr(self, name)}")
         if not self.layers:
-            raise InputError("layers must name at least one sublayer: attention, feed_forward, parallel or moe")
+            raise InputError(
+                "layers must name at least one sublayer: attention, feed_forward, parallel, moe or prototypes"
+            )
         if self.head_size is None and self.width % self.heads:
             raise InputError(
                 f"width must be a multiple of heads, got width {self.width} and heads {self.heads}; change them or give head_size"
@@ -114,6 +125,10 @@ class DecoderConfig:
                 f"heads must be a multiple of kv_heads, got heads {self.heads} and kv_heads {self.kv_heads}"
             )
         self._check_experts()
+        if not 0 <= self.prototype_bypass <= 1:
+            raise InputError(
+                f"prototype_bypass must be from 0 (the dictionary alone) to 1 (the identity), got {self.prototype_bypass}"
+            )
         self._check_edits()
         object.__setattr__(
             self, "connection", connections.registry.entry(self.connection).name
@@ -245,10 +260,18 @@ EDITS = {  # field of an edit -> the kinds of sublayers that it is for, and what
     "attention_edit": (("attention", "parallel"), "attention"),
     "mlp_edit": (("feed_forward", "moe"), "feed-forward sublayer"),
 }
-_ABOVE_ZERO = ("norm_eps", "rope_base", "window_rope_base", "logit_softcap", "attention_scale", "embedding_scale")
+_ABOVE_ZERO = (
+    "norm_eps",
+    "rope_base",
+    "window_rope_base",
+    "logit_softcap",
+    "attention_scale",
+    "embedding_scale",
+    "prototype_temperature",
+)
 _POSITIVE = (
     *("vocab_size", "width", "depth", "heads", "kv_heads", "head_size", "ffn_width", "max_length"),
-    *("experts", "active_experts", "expert_width"),
+    *("experts", "active_experts", "expert_width", "prototypes"),
 )
 
 

@@ -11,13 +11,14 @@ from torch.utils.checkpoint import checkpoint
 
 from thalweg import connections
 from thalweg.connections import Stream, Tokens
-from thalweg.errors import InputError
+from thalweg.errors import InputError, UnknownNameError
 from thalweg.models.along import edit_sites
 from thalweg.models.block import Block
 from thalweg.models.cache import DecoderCache
-from thalweg.models.config import DecoderConfig
+from thalweg.models.config import EDITS, DecoderConfig
 from thalweg.models.init import initialise, one_seed
 from thalweg.models.look import IGNORED, check_ids, check_labels, look
+from thalweg.models.retained import take_weights
 from thalweg.models.sublayers import Sublayer, TokenView
 from thalweg.models.trace import StreamTrace
 from thalweg.ops.precision import wide
@@ -167,6 +168,20 @@ class Decoder(nn.Module):
         from thalweg.models.capture import locate_decoder
 
         return locate_decoder(self)
+
+    def with_edits(self, **edits: Any) -> "Decoder":
+        """A copy with the same weights and other edits, to evaluate with an edit what was trained without, or the reverse.
+
+        edits: ``attention_edit`` and ``mlp_edit``, None for none; what is not named stays. Raises: InputError, UnknownNameError.
+        """
+        for name in edits:
+            if name not in EDITS:
+                raise UnknownNameError("edit", name, EDITS)
+        weight = self.embedding.weight
+        other = Decoder(self.config.replace(**edits), generator=torch.Generator().manual_seed(0))
+        other = other.to(weight.device, weight.dtype)
+        take_weights(other, self)
+        return other.train(self.training)
 
     def compile_blocks(self, **options: Any) -> None:
         """Compile every block with ``torch.compile(fullgraph=True, **options)``; blocks of one shape share one graph.

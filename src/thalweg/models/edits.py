@@ -124,7 +124,9 @@ class UpdateEdit:
         for name in ("parallel", "perpendicular"):
             value = getattr(self, name)
             if isinstance(value, tuple) and len(value) != depth:
-                raise InputError(f"{name} lists {len(value)} layers, the model has {depth}; give one entry for each layer")
+                raise InputError(
+                    f"{name} lists {len(value)} layers, the model has {depth}; give one entry for each layer"
+                )
         return chosen_layers(self.layers, depth)
 
     def at(self, layer: int) -> tuple[Scale, Scale]:

@@ -10,7 +10,7 @@ from torch import nn
 from thalweg.connections import Requirements
 from thalweg.errors import InputError
 from thalweg.models.retained import edits_of
-from thalweg.models.sublayers import Map
+from thalweg.models.sublayers import Map, PrototypeLayer, Prototypes, Sublayer
 from thalweg.ops.norms import Norm
 
 if TYPE_CHECKING:
@@ -49,9 +49,17 @@ def initialise(decoder: "Decoder", seed: int) -> None:
         for module in sublayer.modules():
             if isinstance(module, Norm):
                 module.reset_parameters()
+            elif isinstance(module, PrototypeLayer):
+                module.reset_parameters(prototype_std(sublayer))
     decoder.stream.reset_parameters()
     for edit in edits_of(decoder).values():
         edit.reset_parameters()
+
+
+def prototype_std(sublayer: Sublayer) -> float:
+    """Size of the prototypes at the start: that of a normed input, times what the connection asks of a map that is first and last at once."""
+    required = sublayer.requirements
+    return required.gain * required.output_gain if isinstance(sublayer, Prototypes) else 1.0
 
 
 def initialise_map(linear_map: Map, required: Requirements, std: float) -> None:

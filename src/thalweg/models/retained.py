@@ -79,9 +79,7 @@ class Edit(nn.Module):
         if self.random:
             generator = torch.Generator().manual_seed(edit.seed * 1_000_003 + layer)
             drawn = torch.randn(heads, width, generator=generator, dtype=torch.float64, device="cpu")
-            self.register_buffer(
-                "direction", (drawn / drawn.norm(dim=-1, keepdim=True)).to(torch.get_default_dtype())
-            )
+            self.register_buffer("direction", (drawn / drawn.norm(dim=-1, keepdim=True)).to(torch.get_default_dtype()))
 
     def forward(
         self,
@@ -98,9 +96,7 @@ class Edit(nn.Module):
         taken = (parallel - 1) * value_coefficient(o, v, own, self.group) * length
         return torch.addcmul(wide(o), taken.unsqueeze(-1), wide(self.direction)).to(o.dtype)
 
-    def along(
-        self, update: Float[Tensor, "b t d"], reference: Float[Tensor, "b t d"]
-    ) -> Float[Tensor, "b t d"]:
+    def along(self, update: Float[Tensor, "b t d"], reference: Float[Tensor, "b t d"]) -> Float[Tensor, "b t d"]:
         """The same of an update [b t d] along a reference [b t d]."""
         return self(update.unsqueeze(2), reference.unsqueeze(2)).squeeze(2)
 
@@ -125,7 +121,19 @@ def edits_of(model: nn.Module) -> dict[str, Edit]:
 
 def edit_state(model: nn.Module) -> dict[str, Tensor]:
     """Every parameter and buffer of the edits of a model by name."""
-    return {f"{name}.{part}": value for name, edit in edits_of(model).items() for part, value in edit.state_dict().items()}
+    return {
+        f"{name}.{part}": value for name, edit in edits_of(model).items() for part, value in edit.state_dict().items()
+    }
+
+
+def take_weights(decoder: nn.Module, source: nn.Module) -> None:
+    """Give a decoder the weights of another one that differs in its edits at most.
+
+    An edit that both have goes on from where it was; one of ``decoder`` alone stays as it is, one of ``source`` alone ends here.
+    """
+    weights, ours, theirs = source.state_dict(), edit_state(decoder), edit_state(source)
+    gone = {name for name, value in theirs.items() if name not in ours or ours[name].shape != value.shape}
+    decoder.load_state_dict({**ours, **{name: value for name, value in weights.items() if name not in gone}})
 
 
 def count_updates(model: nn.Module, updates: int) -> None:

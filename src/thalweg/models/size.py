@@ -148,8 +148,18 @@ def parameters(config: DecoderConfig) -> dict[str, int]:
         if site.kind == "moe":
             for name, count in experts(with_norm).items():
                 counts[name] = counts.get(name, 0) + count
+    dictionaries = sum(heads * (config.prototypes * width + 1) for heads, width in dictionary_shapes(config))
+    if dictionaries:
+        counts["prototypes"] = dictionaries
     edits = sum(edit.parameters(config.heads) for edit in edited_sites(config))
     return counts | ({"edits": edits} if config.edits else {})
+
+
+def dictionary_shapes(config: DecoderConfig) -> list[tuple[int, int]]:
+    """Heads and width of every dictionary of prototypes."""
+    whole = [(1, config.width)] * sum(site.kind == "prototypes" for site in config.sites)
+    by_head = sum(site.kind in ATTENDING for site in config.sites) if config.head_prototypes else 0
+    return whole + [(config.heads, config.head_width)] * by_head
 
 
 ATTENDING, FEEDING = ("attention", "parallel"), ("feed_forward", "parallel")  # kinds of sublayers with such a branch
@@ -163,7 +173,7 @@ def flops(config: DecoderConfig, length: int) -> Counts:
     kinds = [site.kind for site in config.sites]
     attentions = sum(kind in ATTENDING for kind in kinds)
     feed_forwards = sum(kind in FEEDING for kind in kinds)
-    mixtures = kinds.count("moe")
+    mixtures, shapes = kinds.count("moe"), dictionary_shapes(config)
     expert = 6.0 * mixtures * d * config.expert_feed_forward_width
     mixture = {
         "routed_experts": expert * config.active_experts,
@@ -175,10 +185,17 @@ def flops(config: DecoderConfig, length: int) -> Counts:
         "attention_scores": 4.0 * attentions * length * q,
         "feed_forward": 2.0 * feed_forwards * d * f * (3 if config.gated else 2),
         **(mixture if mixtures else {}),
+        **({"prototypes": sum(dictionary_flops(config, *shape) for shape in shapes)} if shapes else {}),
         "stream": stream_flops(config, length),
         **({"edits": sum(edit_flops(config, edit, length) for edit in edited_sites(config))} if config.edits else {}),
         "unembedding": 2.0 * config.vocab_size * d,
     }
+
+
+def dictionary_flops(config: DecoderConfig, heads: int, width: int) -> float:
+    """Forward FLOPs per token of a dictionary: tokens with prototypes, their mixture, and that with prototypes again, for the loss."""
+    products = 3 if config.prototype_gradient == "through" else 4  # detached: the mixture once more, without a gradient
+    return 2.0 * products * heads * config.prototypes * width
 
 
 def edited_sites(config: DecoderConfig) -> list[UpdateEdit]:

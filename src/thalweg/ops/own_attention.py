@@ -3,9 +3,15 @@
 Axis legend: ``b`` batch, ``h`` query heads, ``kv`` key-value heads, ``q`` queries, ``k`` keys (those of a cache included), ``d`` width.
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
 import torch
+import torch.autograd.forward_ad as fwAD
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from thalweg.errors import InputError, ShapeError
 from thalweg.ops.precision import full_precision, wide
@@ -32,43 +38,114 @@ def own_attention(
     down it hides); it says all there is to say about who sees whom. Without one the ``causal`` order does, with the ``sliding_window`` of a
     token and the ones before it, or every query sees every key. sinks: a logit per query head in the denominator alone, so that a row
     sums to less than 1. A query that may not look at itself, a padded one too, reads 0.
-    Memory: the scores of ``chunk`` queries at a time, b * h * chunk * k numbers. Differentiable.
+    Memory: the scores of ``chunk`` queries at a time, b * h * chunk * k numbers, in the backward pass too, which computes them again.
+    Differentiable once; compiled, and under forward-mode derivatives, by autograd alone, which keeps all scores and can do it again.
     Raises: ShapeError, InputError.
     Source: He et al. 2026 (arXiv 2609.15975), whose exclude-self edit needs this number; the log-sum-exp is the definition of softmax.
     """
-    b, h, q, d, kv, k = _sizes(query, key)
+    b, h, q, d, _, k = _sizes(query, key)
     mask = _mask(mask, b, h, q, k)
     if chunk < 1:
         raise InputError(f"chunk must be at least 1 query, got {chunk}")
     if sinks is not None and sinks.shape != (h,):
         raise ShapeError(f"sinks must hold one logit per query head [{h}], got shape {list(sinks.shape)}")
     scale = d**-0.5 if scaling is None else scaling
-    first = k - q
-    with full_precision(query):
-        keys, found = wide(key).mT, []
-        for start in range(0, q, chunk):
-            part = wide(query[:, :, start : start + chunk]) * scale
+    scores = _Scores(scale, softcap, mask, causal, sliding_window, k - q, chunk)
+    inputs = (query, key) if sinks is None else (query, key, sinks)
+    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+    if not recorded or torch.compiler.is_compiling() or _transformed():
+        return scores.own(query, key, sinks)[0]
+    return _Recomputed.apply(scores, query, key, sinks)
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """How scores are made of queries and keys, some queries at a time."""
+
+    scale: float
+    softcap: float | None
+    mask: Tensor | None
+    causal: bool
+    window: int | None
+    first: int  # position of the first query among the keys
+    chunk: int
+
+    def parts(self, query: Tensor, key: Tensor) -> Iterator[tuple[slice, Tensor, Tensor, Tensor | None]]:
+        """Some queries, their scaled rows [b kv rows d], their scores [b h rows keys] with hidden ones at -inf, and under a cap these before
+        the mask."""
+        (b, h, q, d), (kv, k) = query.shape, key.shape[1:3]
+        keys = wide(key).mT
+        for start in range(0, q, self.chunk):
+            part = wide(query[:, :, start : start + self.chunk]) * self.scale
             count = part.shape[2]
-            seen = first + start + count if mask is None and causal else k  # later keys are hidden from all of these
-            scores = part.reshape(b, kv, h // kv * count, d) @ keys[..., :seen]
-            scores = scores.view(b, h, count, seen)
-            if softcap is not None:
-                scores = softcap * torch.tanh(scores / softcap)
-            if mask is not None:
-                scores = _masked(scores, mask[:, :, start : start + chunk])
-            elif causal:
-                scores = _in_order(scores, first + start, sliding_window)
-            found.append(_own(scores, first + start, sinks))
-    return torch.cat(found, -1)
+            ordered = self.mask is None and self.causal
+            seen = self.first + start + count if ordered else k  # later keys are hidden from all of these
+            rows = part.reshape(b, kv, h // kv * count, d)
+            scores = (rows @ keys[..., :seen]).view(b, h, count, seen)
+            capped = None
+            if self.softcap is not None:
+                scores = capped = self.softcap * torch.tanh(scores / self.softcap)
+            if self.mask is not None:
+                scores = _masked(scores, self.mask[:, :, start : start + count])
+            elif self.causal:
+                scores = _in_order(scores, self.first + start, self.window)
+            yield slice(start, start + count), rows, scores, capped
+
+    def own(self, query: Tensor, key: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+        """A_tt and the logarithm of what its row is divided by, both [b h q]."""
+        with full_precision(query):
+            found = [_own(scores, self.first + at.start, sinks) for at, _, scores, _ in self.parts(query, key)]
+        return torch.cat([own for own, _ in found], -1), torch.cat([total for _, total in found], -1)
 
 
-def _own(scores: Tensor, offset: int, sinks: Tensor | None) -> Tensor:
+class _Recomputed(torch.autograd.Function):
+    """dA_tt/ds_tu = A_tt (1[u = t] - A_tu), with the scores made a second time."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: _Scores, query: Tensor, key: Tensor, sinks: Tensor | None) -> Tensor:
+        own, total = scores.own(query, key, sinks)
+        ctx.scores = scores
+        ctx.save_for_backward(query, key, sinks, own, total)
+        return own
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        made: _Scores = ctx.scores
+        query, key, sinks, own, total = ctx.saved_tensors
+        (b, h, _, d), kv = query.shape, key.shape[1]
+        to_query, to_key = torch.empty_like(query), torch.zeros_like(wide(key))
+        weight = gradient * own  # [b h q], 0 where a query is hidden from itself
+        with full_precision(query):
+            for at, rows, scores, capped in made.parts(query, key):
+                seen = scores.shape[-1]
+                each = torch.exp(scores - total[..., at, None]).mul_(-weight[..., at, None])
+                each = torch.where(weight[..., at, None] == 0, 0.0, each)  # a row that sees nobody has no total
+                each.diagonal(offset=made.first + at.start, dim1=-2, dim2=-1).add_(weight[..., at])
+                if capped is not None and made.softcap is not None:
+                    each = each * (1 - (capped / made.softcap).square())
+                flat = each.reshape(b, kv, -1, seen)
+                to_query[:, :, at] = ((flat @ wide(key)[:, :, :seen]) * made.scale).view(b, h, -1, d).to(query.dtype)
+                to_key[:, :, :seen] += flat.mT @ rows
+        to_sinks = None
+        if sinks is not None:
+            share = torch.exp(wide(sinks)[:, None] - total)
+            to_sinks = -torch.where(weight == 0, 0.0, weight * share).sum((0, 2)).to(sinks.dtype)
+        return None, to_query, to_key.to(key.dtype), to_sinks
+
+
+def _transformed() -> bool:
+    """Whether forward-mode derivatives, vmap or the like are at work, which a function of our own does not know."""
+    return fwAD._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None  # type: ignore[attr-defined]  # private, but there is no other way
+
+
+def _own(scores: Tensor, offset: int, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
     own = scores.diagonal(offset=offset, dim1=-2, dim2=-1)
     seen = own > -torch.inf
     total = torch.logsumexp(torch.where(seen.unsqueeze(-1), scores, 0.0), -1)
     if sinks is not None:
         total = torch.logaddexp(total, wide(sinks).to(total.dtype)[:, None])
-    return torch.where(seen, torch.exp(torch.where(seen, own, 0.0) - total), 0.0)
+    return torch.where(seen, torch.exp(torch.where(seen, own, 0.0) - total), 0.0), total
 
 
 def _masked(scores: Tensor, mask: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ WIDTH, HEIGHT = 440.0, 236.0
 LEFT, RIGHT, TOP, BOTTOM = 50.0, 428.0, 24.0, 202.0
 MOST_MARKED = 30  # points of a curve that still get marks
 
-Kind = Literal["arm", "start", "lost", "null"]
+Kind = Literal["arm", "start", "median", "lost", "null"]
+DOTTED = ("start", "median")  # which the caption explains, not the legend
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,9 @@ class Line:
     """A curve. x, y and ``sd`` (a band of one standard deviation, None where there is none) have one length; so have ``low`` and ``high``, an
     interval in place of it.
 
-    look: number of the arm, which keeps its colour on the whole page. kind: ``arm`` (bold, with marks), ``start`` (the
-    same arm before training, dotted), ``lost`` (one diverged run, thin) or ``null`` (grey, dashed).
+    look: number of the arm, which keeps its colour on the whole page. kind: ``arm`` (bold, with marks), ``start`` (the same arm before
+    training, dotted), ``median`` (the same arm, dotted, where the bold curve is a mean), ``lost`` (one diverged run, thin) or ``null``
+    (grey, dashed).
     """
 
     label: str
@@ -89,10 +91,12 @@ def lines(
     y_label: str,
     caption: str,
     log_y: bool = False,
+    log_x: bool = False,
     whole_x: bool = True,
 ) -> Figure:
     """Curves over one axis. Points that are not finite leave a gap in the picture and stay in the table.
 
+    log_x: a logarithmic axis if every x is positive.
     log_y: a logarithmic axis if every value is positive and they span a factor of ten or more; the label says so.
     """
     values = [y for curve in curves for y in curve.y if math.isfinite(y)]
@@ -100,10 +104,11 @@ def lines(
     framed = [curve for curve in curves if curve.kind != "lost"] or curves  # a diverged run does not set the scale
     seen = [y for curve in framed for y in curve.y if math.isfinite(y)]
     edges = [end for curve in framed for i in range(len(curve.y)) for end in _ends(curve, i)]
-    x = svg.axis((v for curve in curves for v in curve.x), LEFT, RIGHT, pad=0.03)
+    wide = log_x and all(v > 0 for curve in curves for v in curve.x)
+    x = svg.axis((v for curve in curves for v in curve.x), LEFT, RIGHT, log=wide, pad=0.03)
     y = svg.axis(seen if log else [*seen, *edges], BOTTOM, TOP, log=log)
     parts = [*_frame(x, y, x_label, f"{y_label}, log scale" if log else y_label, whole_x, bool(values))]
-    for kind in ("null", "start", "lost", "arm"):  # what matters most is drawn last
+    for kind in ("null", "start", "median", "lost", "arm"):  # what matters most is drawn last
         chosen = [curve for curve in curves if curve.kind == kind]
         parts += [part for curve in chosen for part in _band(curve, x, y)]
         parts += [part for curve in chosen for part in _curve(curve, x, y)]
@@ -118,7 +123,7 @@ def lines(
         caption,
         (x_label.partition(",")[0], *(curve.label for curve in curves)),
         tuple(_table(curves)),
-        tuple(Key(c.label, _key(c)) for c in curves if c.kind != "start"),
+        tuple(Key(c.label, _key(c)) for c in curves if c.kind not in DOTTED),
     )
 
 
@@ -267,7 +272,7 @@ def _shape(curve: Line) -> str:
 
 
 def _dash(curve: Line) -> str:
-    if curve.kind in ("null", "start"):
+    if curve.kind == "null" or curve.kind in DOTTED:
         return svg.NULL if curve.kind == "null" else svg.START
     return svg.DASHES[curve.look // svg.COLOURS % len(svg.DASHES)]
 

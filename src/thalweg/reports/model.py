@@ -19,6 +19,7 @@ CHANGED = (
     "Here the change of the stream at a sublayer is not what the sublayer returns (a norm follows the addition, or streams are mixed). "
     "Curves of sublayers show what they return; the change stands in the rows, as .step."
 )
+MEDIAN = "Dotted: the median over tokens; a few tokens decide the mean somewhere."
 FEW = 3.0  # mean over median from which a few tokens are said to decide a mean
 BRANCHES = {"attention": "attention", "feed_forward": "feed-forward", "layer": "whole layer"}
 MEANING = (
@@ -161,20 +162,53 @@ def _units(rows: Measurements) -> str:
 
 def drawn(rows: Measurements, wanted: Sequence[Drawn]) -> list[Figure]:
     """A figure for each measure that was taken."""
-    found = []
+    found, told = [], decided(rows)
     for one in wanted:
-        if curves := curves_of(rows, one):
-            every = [*curves, *_null(rows, one.measure, curves)]
-            found.append(lines(one.title, every, x_label="layer", y_label=one.axis, caption=one.caption, log_y=one.log))
+        if traces := traces_of(rows, one):
+            curves = [trace.line for trace in traces]
+            dotted = medians(rows, [trace for trace in traces if trace.rows[0].measure in told])
+            every = [*curves, *dotted, *_null(rows, one.measure, curves)]
+            caption = f"{one.caption} {MEDIAN}" if dotted else one.caption
+            found.append(lines(one.title, every, x_label="layer", y_label=one.axis, caption=caption, log_y=one.log))
+    return found
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A curve before it is drawn: its rows and their places on the axis."""
+
+    label: str
+    x: Sequence[float]
+    rows: Sequence[Measurement]
+    look: int
+
+    @property
+    def line(self) -> Line:
+        low, high = [r.low for r in self.rows], [r.high for r in self.rows]
+        return Line(self.label, self.x, [r.value for r in self.rows], look=self.look, low=low, high=high)
+
+
+def medians(rows: Measurements, traces: Sequence[Trace]) -> list[Line]:
+    """The median over tokens beside each mean."""
+    value = {(r.measure, r.site): r.value for r in rows if r.measure.endswith(".median") and r.head is None}
+    found = []
+    for trace in traces:
+        middle = [value.get((f"{r.measure}.median", r.site), math.nan) for r in trace.rows]
+        found.append(Line(f"{trace.label}, median", trace.x, middle, look=trace.look, kind="median"))
     return found
 
 
 def curves_of(rows: Measurements, one: Drawn) -> list[Line]:
     """The curves of a measure, empty where it was not taken."""
+    return [trace.line for trace in traces_of(rows, one)]
+
+
+def traces_of(rows: Measurements, one: Drawn) -> list[Trace]:
+    """What is drawn of a measure, empty where it was not taken."""
     return by_branch(rows, one.measure) if one.of_updates else of_states(rows, one.measure)
 
 
-def by_branch(rows: Measurements, measure: str) -> list[Line]:
+def by_branch(rows: Measurements, measure: str) -> list[Trace]:
     """A curve for each kind of sublayer (what it returned), and for whole layers (their step)."""
     taken = {f"{measure}.raw": False, f"{measure}.step": True, measure: True}
     chosen = [r for r in rows if r.branch and taken.get(r.measure) == (r.branch == "layer") and r.layer is not None]
@@ -182,29 +216,25 @@ def by_branch(rows: Measurements, measure: str) -> list[Line]:
     for row in chosen:
         by_kind.setdefault(row.branch, []).append(row)
     return [
-        _line(BRANCHES.get(kind, kind), [float(r.layer or 0) for r in found], found, look)
+        Trace(BRANCHES.get(kind, kind), [float(r.layer or 0) for r in found], found, look)
         for look, (kind, found) in enumerate(by_kind.items())
     ]
 
 
-def of_states(rows: Measurements, measure: str) -> list[Line]:
+def of_states(rows: Measurements, measure: str) -> list[Trace]:
     """One curve over the places of the stream; the sublayers of a layer share its step of the axis."""
     chosen = [r for r in rows if r.measure == measure and r.layer is not None and r.head is None]
     if not chosen:
         return []
     kinds = kinds_of(rows)
     places = [(row.layer or 0) + (kinds.index(row.branch) / len(kinds) if row.branch else 0.0) for row in chosen]
-    return [_line("stream", places, chosen, 0)]
+    return [Trace("stream", places, chosen, 0)]
 
 
 def kinds_of(rows: Measurements) -> list[str]:
     """The kinds of sublayers in the order of a layer."""
     sites = [r for r in rows if r.measure == "rms" and r.branch]
     return list(dict.fromkeys(r.branch for r in (sites or rows) if r.branch and r.branch != "layer"))
-
-
-def _line(label: str, x: Sequence[float], rows: Sequence[Measurement], look: int) -> Line:
-    return Line(label, x, [r.value for r in rows], look=look, low=[r.low for r in rows], high=[r.high for r in rows])
 
 
 def _null(rows: Measurements, measure: str, curves: Sequence[Line]) -> list[Line]:
@@ -312,7 +342,12 @@ def extremes(rows: Measurements) -> Table:
 
 
 def decided_by_few(rows: Measurements) -> list[str]:
-    """Where the mean over tokens and their median tell different things: a few tokens, often the first one, decide the mean."""
+    """For people: where the mean over tokens and their median tell different things."""
+    return [f"{measure}: {listed(sites, 4)}" for measure, sites in decided(rows).items()]
+
+
+def decided(rows: Measurements) -> dict[str, list[str]]:
+    """Measures whose mean over tokens a few of them decide, often the first: where mean and median differ in sign or threefold."""
     value = {(r.measure, r.site): r.value for r in rows if r.head is None and not isinstance(r.stream, int)}
     found: dict[str, list[str]] = {}
     for (measure, site), mean in value.items():
@@ -321,4 +356,4 @@ def decided_by_few(rows: Measurements) -> list[str]:
             continue
         if mean * median < 0 or abs(mean) > FEW * abs(median) > 0:
             found.setdefault(measure, []).append(f"{site} ({number(mean, 3)}, median {number(median, 3)})")
-    return [f"{measure}: {listed(sites, 4)}" for measure, sites in found.items()]
+    return found

@@ -14,7 +14,7 @@ from thalweg.reports.text import NONE, big, listed, number, words
 
 BRANCHES = {
     "attention": "attention",
-    "value": "attention heads, before the output projection",
+    "value": "heads (value space)",
     "feed_forward": "feed-forward",
     "layer": "whole layer",
 }
@@ -183,7 +183,7 @@ def by_depth(rows: Measurements, mode: str) -> list[Figure]:
         curves += [
             _null(f"chance: {PARTS[part]}", _layers(rows, f"error.{part}.{mode}", branch)) for part in ("across", "along")
         ]
-        caption = "Norms over the norm of the dense update, mean over tokens; whole error^2 = across^2 + along^2 at every token."
+        caption = "Norms over the norm of the dense update, mean over tokens; whole error^2 = across^2 + along^2 at every token; where nearly all of it lies across, both curves are one."
         found.append(
             lines(
                 f"Error: {BRANCHES.get(branch, branch)}",

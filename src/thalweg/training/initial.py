@@ -83,13 +83,10 @@ def load(decoder: "Decoder", folder: str | Path) -> None:
     import torch
 
     from thalweg.models.hf import ThalwegForCausalLM
-    from thalweg.models.retained import edit_state
+    from thalweg.models.retained import take_weights
 
     model: Any = ThalwegForCausalLM.from_pretrained(_folder(folder), dtype=torch.float32)
-    weights, ours, theirs = model.decoder.state_dict(), edit_state(decoder), edit_state(model.decoder)
-    # An edit that both have goes on from where it was, one of this run alone begins as declared, one of the model alone ends here.
-    gone = {name for name, value in theirs.items() if name not in ours or ours[name].shape != value.shape}
-    decoder.load_state_dict({**ours, **{name: value for name, value in weights.items() if name not in gone}})
+    take_weights(decoder, model.decoder)
 
 
 def hashes(folder: str | Path) -> dict[str, str]:

@@ -64,7 +64,9 @@ class TrainPlan:
         if self.edits:
             what = "; ".join(f"{name.replace('_edit', '')} {edit}" for name, edit in self.edits.items())
             cost = f"{self.edit_parameters:,} parameters, {self.edit_flops_per_token:.3g} FLOPs per token in training"
-            lines.insert(2, f"edits       {what}: {cost}, {self.edit_flops_per_token / self.flops_per_token:.2%} of all")
+            lines.insert(
+                2, f"edits       {what}: {cost}, {self.edit_flops_per_token / self.flops_per_token:.2%} of all"
+            )
         if self.active_parameters < self.parameters:
             lines.insert(2, f"active      {self.active_parameters:,} parameters for a token")
         if self.free_memory is not None and self.memory > self.free_memory:

@@ -12,6 +12,9 @@ from thalweg.compression.rounding import rounding_bits
 from thalweg.errors import InputError, UnknownNameError
 
 
+TORCH = "torch==2.13.0"
+
+
 @dataclass(frozen=True)
 class AwqOutsideOptions(CompressorOptions):
     """bits: of a weight, 4 or 8. group: neighbouring inputs that share a scale. symmetric: of the rounding. duo: divide by the mean size of
@@ -41,7 +44,7 @@ class TorchaoRoundingOptions(CompressorOptions):
 
 @dataclass(frozen=True)
 class TorchaoWandaOptions(CompressorOptions):
-    """sparsity: 2:4 or 4:8, or a share of the whole matrix (its scores are compared across outputs, not within one as in the paper)."""
+    """sparsity: 2:4 or 4:8, or a share of the whole matrix (scores are compared across outputs, not within one as in the paper)."""
 
     sparsity: float | str = "2:4"
 
@@ -63,9 +66,9 @@ class Method:
 
 @dataclass(frozen=True)
 class Library:
-    """package: what its environment must have, with the version that was tested. script: file that runs there. causal: decoders only."""
+    """packages: what its environment must have, in the versions that were tested. imports: its module. script: file that runs there."""
 
-    package: str
+    packages: tuple[str, ...]
     imports: str
     script: str
     methods: Mapping[str, Method] = field(default_factory=dict)
@@ -73,15 +76,16 @@ class Library:
     @property
     def install(self) -> str:
         """How its environment is made."""
+        packages = " ".join((*self.packages, TORCH))
         return (
-            f"python3 -m venv ENV && ENV/bin/python -m pip install '{self.package}' torch==2.13.0 (on a machine without a GPU from the CPU index "
-            "of torch), then --environment ENV/bin/python"
+            f"python3 -m venv ENV && ENV/bin/python -m pip install {packages} (without a GPU: torch from its CPU index first), "
+            "then --environment ENV/bin/python"
         )
 
 
 LIBRARIES = {
     "llmcompressor": Library(
-        "llmcompressor==0.14.0.1",
+        ("llmcompressor==0.14.0.1",),
         "llmcompressor",
         "llmcompressor_script.py",
         {
@@ -92,13 +96,17 @@ LIBRARIES = {
         },
     ),
     "torchao": Library(
-        "torchao==0.18.0 transformers==5.24.0",
+        ("torchao==0.18.0", "transformers==5.24.0", "safetensors"),
         "torchao",
         "torchao_script.py",
         {
             "int8": Method("symmetric rounding to 8 bits by torchao", TorchaoRoundingOptions, False, 8),
             "int4": Method("symmetric rounding to 4 bits by torchao", TorchaoRoundingOptions, False, 4),
-            "wanda": Method("Wanda of torchao, calibrated on the whole dense model at once", TorchaoWandaOptions, True),
+            "wanda": Method(
+                "pruning by torchao: |W| times the squared norm of the input, calibrated on the dense model",
+                TorchaoWandaOptions,
+                True,
+            ),
         },
     ),
 }

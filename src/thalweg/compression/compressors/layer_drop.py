@@ -12,7 +12,7 @@ from thalweg.errors import InputError
 class LayerDropOptions(CompressorOptions):
     """drop: the layers that go, as text (``5,7`` or ``20:24``) or a list. count: how many go, those that turn the stream least on the text."""
 
-    drop: str | tuple[int, ...] | None = None
+    drop: str | int | tuple[int, ...] | None = None
     count: int | None = None
 
     def __post_init__(self) -> None:

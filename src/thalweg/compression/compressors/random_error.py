@@ -55,7 +55,7 @@ class RandomError(Compressor):
         words="Every matrix moves by the same share of its norm, or by as much as another compression moved it, in a random direction.",
         calibration="none; with a text the error of the outputs is measured too",
         bits="16: nothing is compressed",
-        chosen=("the seed of a matrix is that of the options and its name, whatever else is compressed",),
+        chosen=("what a matrix gets depends on the seed and its name, whatever else is compressed",),
     )
 
     @cached_property
@@ -75,7 +75,7 @@ class RandomError(Compressor):
 
     def one(self, name, weight, inputs):
         size = self.options.size if self.options.like is None else self._sizes[name]
-        generator = torch.Generator().manual_seed((self.options.seed * 2**32 + crc32(name.encode())) % 2**63)
+        generator = torch.Generator().manual_seed(crc32(f"{self.options.seed} {name}".encode()))
         error = torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(weight)
         error *= size * weight.norm() / error.norm()
         return Made(weight + error, dense_bits(weight), {"size": size})

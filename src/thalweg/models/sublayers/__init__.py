@@ -7,8 +7,11 @@ from thalweg.models.sublayers.base import Map, Sublayer, TokenView
 from thalweg.models.sublayers.feed_forward import FeedForward
 from thalweg.models.sublayers.moe import MixtureOfExperts
 from thalweg.models.sublayers.parallel import Parallel
+from thalweg.models.sublayers.prototypes import PrototypeLayer, Prototypes
 
-KINDS: dict[str, type[Sublayer]] = {cls.kind: cls for cls in (Attention, FeedForward, Parallel, MixtureOfExperts)}
+KINDS: dict[str, type[Sublayer]] = {
+    cls.kind: cls for cls in (Attention, FeedForward, Parallel, MixtureOfExperts, Prototypes)
+}
 
 
 def create(kind: str, config: DecoderConfig, requirements: Requirements, index: int) -> Sublayer:
@@ -23,6 +26,8 @@ __all__ = [
     "Map",
     "MixtureOfExperts",
     "Parallel",
+    "PrototypeLayer",
+    "Prototypes",
     "Sublayer",
     "TokenView",
     "create",

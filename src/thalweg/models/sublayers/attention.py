@@ -12,6 +12,7 @@ from thalweg.capture.attention_call import AttentionCall
 from thalweg.models.retained import edit_at
 from thalweg.models.rotary import rotate
 from thalweg.models.sublayers.base import Map, Sublayer
+from thalweg.models.sublayers.prototypes import dictionary_of
 from thalweg.ops.norms import Norm
 from thalweg.ops.own_attention import own_attention
 from thalweg.ops.precision import wide
@@ -26,6 +27,7 @@ class Attention(Sublayer):
     Wang et al. 2022 (arXiv 2210.06423); norm of queries and keys per head, before the rotation, Henry et al. 2020 (arXiv 2010.04245).
     With a window of w tokens a token sees itself and the w - 1 before it. The cache keeps all tokens, windows or not.
     Deviations: a padded token sees itself, so that no softmax is empty; its output is finite and nobody reads it.
+    dictionary: with ``head_prototypes``, a dictionary of prototypes per head on what the softmax gave, edits included, before the gate.
     value_edit: called with what the softmax gave, before gate and inner norm; may return another output [b t h w]. None: nothing is called.
     edit: the edit of values that belongs to the model (``attention_edit``), on what the softmax, or ``value_edit``, gave. The weight of a token
     on itself, which an edit that excludes it needs, is computed a second time (:func:`thalweg.ops.own_attention.own_attention`).
@@ -49,8 +51,11 @@ class Attention(Sublayer):
             Norm(w, config.norm if config.qk_norm else "none", eps=config.norm_eps) for _ in range(2)
         )
         self.inner_norm = Norm(self.heads * w, config.norm if requirements.inner_norm else "none", eps=config.norm_eps)
+        self.dictionary = dictionary_of(config, w, config.heads) if config.head_prototypes else None
         self.value_edit: Callable[[AttentionCall], Tensor | None] | None = None
-        self.edit = edit_at(config.attention_edit, "value", config.sites[index].layer, config.depth, self.heads, w)
+        self.edit = edit_at(
+            config.edits.get("attention_edit"), "value", config.sites[index].layer, config.depth, self.heads, w
+        )
 
     def forward(self, x, view, cache=None):
         view = view.windowed[self.window] if self.window else view
@@ -70,6 +75,8 @@ class Attention(Sublayer):
         if self.edit is not None:
             own = own_attention(q, k, view.allowed, self.scale) if self.edit.exclude_self else None
             y = self.edit(y, mine.transpose(1, 2), own)
+        if self.dictionary is not None:
+            y = self.dictionary(y, view.real)
         if self.gate is not None:
             gate = torch.sigmoid(wide(self.gate(x))).to(y.dtype)
             y = y * gate.unflatten(-1, (self.heads, -1))

@@ -24,8 +24,15 @@ def main(job_file: str) -> None:
         {"input_ids": torch.tensor([row]), "attention_mask": torch.ones(1, len(row), dtype=torch.long)}
         for row in samples
     ]
+    if (
+        not torch.accelerator.is_available()
+    ):  # 0.14 pins memory in AWQ's cache, which raises where there is no accelerator
+        importlib.import_module("llmcompressor.pipelines.cache").IntermediatesCache.pin_memory = lambda self, index: (
+            None
+        )
     library.oneshot(
         model=model,
+        processor=unused_tokenizer(transformers),
         dataset=torch.utils.data.DataLoader(rows, batch_size=None),
         recipe=recipe(job),
         num_calibration_samples=len(rows),
@@ -43,6 +50,13 @@ def main(job_file: str) -> None:
     safetensors.save_file(changed, output / "weights.safetensors")
     versions = {name: importlib.import_module(name).__version__ for name in ("torch", "transformers", "llmcompressor")}
     (output / "result.json").write_text(json.dumps({"versions": versions, "errors": errors}), encoding="utf-8")
+
+
+def unused_tokenizer(transformers):
+    """The library asks for one wherever it is given data, also where the data are token numbers."""
+    tokenizers = importlib.import_module("tokenizers")
+    words = tokenizers.models.WordLevel({"[UNK]": 0}, unk_token="[UNK]")
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(words), unk_token="[UNK]")
 
 
 def recipe(job: dict) -> list:

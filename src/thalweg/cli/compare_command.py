@@ -1,0 +1,306 @@
+"""``thalweg compare``: what compression did to the updates of a model, layer by layer, and what to protect."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from thalweg.cli.console import confirm_output, emit, grid, say
+from thalweg.errors import ExitCode, InputError
+
+EXAMPLES = """examples:
+  thalweg compare smollm2 smollm2-w4 --text book.txt -o report.html
+  thalweg compare smollm2 --method round_to_nearest --bits 4 --group 32 --text book.txt
+  thalweg compare runs/a@300 runs/a@best --mode global
+
+BASE and COMPRESSED are folders of Hugging Face (safetensors; packed weights where their package is installed), GGUF files, names on a hub,
+models at hand (thalweg models) or runs (RUN@best, RUN@last or RUN@STEP). With --method a copy of BASE is compressed on the fly instead.
+
+local: every compressed layer on the dense input of that layer, so that no error is inherited. isolated: every sublayer on its dense input.
+global: both models on the text. Errors are split along and across the dense update, each beside what a random error of that size gives.
+
+Exit codes: 0 done; 2 no pair, or cannot be opened; 5 a proof of capture failed"""
+
+TOKENS = 8192
+CALIBRATION = {"samples": 16, "length": 512}
+SHORT = ("sparsity", "bits", "group")
+CITATION = """@misc{directional2026,
+  title = {Disentangling Representation Evolution in Transformers through Directional Decomposition},
+  author = {He, Shwai and Zhang, Haichao and Yan, Shen},
+  year = {2026}, eprint = {2609.15975}, archivePrefix = {arXiv}
+}"""
+
+
+def configure(parser) -> None:
+    parser.add_argument("base", metavar="BASE", help="the dense model")
+    parser.add_argument("compressed", metavar="COMPRESSED", nargs="?", help="the compressed model; or --method")
+    parser.add_argument("-o", "--output", help="page to write (compare-BASE-COMPRESSED.html)")
+    parser.add_argument("--overwrite", action="store_true", help="replace the file of -o")
+    parser.add_argument("--rows", metavar="FILE", help="write the rows too: .jsonl, .parquet or .csv")
+    what = parser.add_argument_group("what is compared")
+    what.add_argument("--mode", help="local, isolated, global, or several with commas (local,global)")
+    what.add_argument("--preset", help="paper: local, last token of every document, first and last layer left out of means")
+    what.add_argument("--no-values", action="store_true", help="no attention heads before the output projection")
+    what.add_argument("--layer-kl", action="store_true", help="what each layer alone does to the predictions (a pass for each)")
+    what.add_argument("--low-memory", action="store_true", help="one model open at a time; dense inputs on the disk meanwhile")
+    text = parser.add_argument_group("text and models")
+    text.add_argument("--text", metavar="FILE", help="documents: .jsonl with a field text, or a text (the shipped novel)")
+    text.add_argument("--tokens", type=int, metavar="N", help=f"tokens to read ({TOKENS})")
+    text.add_argument("--length", type=int, metavar="N", help="tokens of a window (512, or what the model takes)")
+    text.add_argument("--batch-size", type=int, metavar="N", help="windows of a pass (as many as fit in 256 MiB)")
+    text.add_argument("--map", metavar="FILE", help="TOML file that says where the layers are, for unknown models")
+    text.add_argument("--allow-unverified", action="store_true", help="go on when the proof fails; the page is stamped")
+    text.add_argument("--dtype", help="of the weights: float32, bfloat16, float64, auto (float32)")
+    text.add_argument("--backend", help="of attention: eager or sdpa")
+    text.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the models")
+    text.add_argument("--seed", type=int, default=0, help="of random errors and resamples (0)")
+    made = parser.add_argument_group("compressed on the fly")
+    made.add_argument("--method", help="compress a copy of BASE by this compressor")
+    made.add_argument("--sparsity", metavar="S", help="short for --option sparsity=S: 0.5, 2:4, 4:8")
+    made.add_argument("--bits", metavar="N", help="short for --option bits=N")
+    made.add_argument("--group", metavar="N", help="short for --option group=N")
+    made.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of the compressor; may be repeated")
+    made.add_argument("--calibration", metavar="FILE", help="text that the compressor sees (the shipped training novels)")
+
+
+def run(args) -> ExitCode:
+    found = compared(args, lambda line: say(line, quiet=args.quiet))
+    failed = found.pop("failed")
+    table = found.pop("table")
+    if args.json:
+        emit(found)
+    else:
+        print(*found["verdict"], "", *grid(list(table.columns), table.rows), sep="\n")
+        if failed is None:
+            print("", found["report"], sep="\n")
+    if failed is not None:
+        raise failed
+    return ExitCode.OK
+
+
+def compared(args, tell) -> dict[str, Any]:
+    """Compare, write the page; what is printed of it."""
+    from thalweg.compression import diagnose
+    from thalweg.evaluation import documents_of
+    from thalweg.records import provenance
+    from thalweg.records.export import export
+    from thalweg.reports.pair import protect_table, verdict, write_pair_report
+    from thalweg.reports.text import big
+
+    options = checked(args)
+    page = _page(args)
+    documents = documents_of(args.text)
+    base = side(args, args.base)
+    compressed = side(args, args.compressed) if args.compressed else on_the_fly(args, options, base)
+    plans, began = [], time.perf_counter()
+
+    def on_batch(done: int, plan: Any) -> None:
+        if done == 0:
+            for line in plan.lines:
+                tell(line)
+        elif done == 1 and plan.batches > 1:
+            tell(plan.lines[-1 - len(plan.notes)])
+        elif plan.batches >= 8 and done % (plan.batches // 4) == 0:
+            tell(f"  {done} of {plan.batches} batches")
+        plans[:] = [plan]
+
+    found = diagnose(
+        base,
+        compressed,
+        [document.text for document in documents],
+        mode=None if args.mode is None else [part.strip() for part in args.mode.split(",")],
+        preset=args.preset,
+        length=args.length,
+        batch_size=args.batch_size,
+        tokens=args.tokens or TOKENS,
+        values=not args.no_values,
+        layer_kl=args.layer_kl,
+        low_memory=args.low_memory,
+        allow_unverified=args.allow_unverified,
+        progress=on_batch,
+        seed=args.seed,
+    )
+    seconds = time.perf_counter() - began
+    failed: InputError | None = None
+    try:
+        if args.rows is not None:
+            export(found.rows, args.rows)
+    except InputError as error:
+        failed = error
+    names = (Path(found.base.name).name, Path(found.compressed.name).name)
+    plan = found.plan
+    facts = {
+        "dense": found.base.name,
+        "compressed": found.compressed.name,
+        "text": f"{documents.source}: {documents.rule} (SHA-256 {documents.sha256[:16]})",
+        "read": f"{plan.tokens:,} tokens of {plan.documents:,} documents in windows of up to {plan.length}"
+        + (", the last token of each looked at" if found.options.last_only else ""),
+        "modes": ", ".join(found.options.modes),
+        "cost": f"{seconds:.0f} s with opening and proofs; {big(plan.record, 'B')} {'on the disk' if plan.on_disk else 'of dense inputs and updates'} "
+        f"and {big(plan.weights, 'B')} of weights at once",
+    }
+    mode = found.options.modes[0]
+    try:
+        write_pair_report(
+            found.rows,
+            page,
+            title=f"{names[1]} against {names[0]}: what became of the updates",
+            names=names,
+            facts=facts,
+            models={f"{kind}: {about.name}": {**about.provenance, "dtype": " and ".join(about.dtypes)} for kind, about in (("dense", found.base), ("compressed", found.compressed))},
+            bytes_rule=found.bytes_rule,
+            limits=_limits(found, args),
+            command=_command(args),
+            provenance=provenance.collect(),
+            citations=[CITATION],
+        )
+    except InputError as error:
+        failed = failed or error
+    table = protect_table(found.rows, mode, found.bytes_rule)
+    return {
+        "base": found.base.name,
+        "compressed": found.compressed.name,
+        "notes": list(found.notes),
+        "verdict": verdict(found.rows, names, list(found.options.modes)),
+        "modes": list(found.options.modes),
+        "text": {"source": documents.source, "rule": documents.rule, "sha256": documents.sha256},
+        "tokens": plan.tokens,
+        "seconds": round(seconds, 1),
+        "protect": [dict(zip(table.columns, row, strict=True)) for row in table.rows],
+        "bytes_rule": found.bytes_rule,
+        "rows": args.rows,
+        "report": str(page) if failed is None else None,
+        "failed": failed,
+        "table": table,
+    }
+
+
+def checked(args) -> dict[str, Any]:
+    """What can be refused before a model is loaded; the options of a compressor. Raises: InputError."""
+    from thalweg import config
+    from thalweg.records.export import check_format
+
+    if (args.compressed is None) == (args.method is None):
+        raise InputError("give the compressed model, or --method to compress a copy of BASE, and not both; see thalweg compare --help")
+    given = config.parse_assignments(args.option, "--option")
+    for name in SHORT:
+        value = getattr(args, name)
+        if value is None:
+            continue
+        if name in given:
+            raise InputError(f"--{name} {value} and --option {name}={given[name]} name the same option; give one of them")
+        given |= config.parse_assignments([f"{name}={value}"], f"--{name}")
+    if args.method is None and (given or args.calibration):
+        raise InputError("--sparsity, --bits, --group, --option and --calibration belong to --method; leave them out, or give one")
+    if args.method is not None:
+        from thalweg.compression import compressors
+
+        compressors.create(args.method, **given)
+    if args.rows is not None:
+        check_format(args.rows)
+        confirm_output(args.rows, args.overwrite)
+    for name in ("tokens", "length", "batch_size"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise InputError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    return given
+
+
+def side(args, where: str):
+    """A model of the command line, opened when it is needed. Raises: InputError."""
+    from thalweg.compression.pairing import Read, Side
+    from thalweg.compression.record import read_record
+    from thalweg.records.run import RunFolder
+
+    if not where:
+        raise InputError("the model needs a name, got an empty one")
+    place, _, which = where.rpartition("@")
+    at = place if place and RunFolder.is_run(place) else ""
+    options = {
+        "dtype": args.dtype or "float32",
+        "backend": args.backend,
+        "trust_remote_code": args.trust_remote_code,
+        "quantised": True,
+    }
+
+    def opens() -> Read:
+        from thalweg.cli.opening import hush_bars, open_any, open_run
+
+        if at:
+            hush_bars(args.quiet)
+            opened = open_run(at, int(which) if which.isdecimal() else which)  # type: ignore[arg-type]  # a step
+        else:
+            opened = open_any(where, quiet=args.quiet, **options)
+        return Read(opened.model, opened.tokenizer, opened.notes, read_record(where))
+
+    return Side(where, opens, map=args.map)
+
+
+def on_the_fly(args, options: dict[str, Any], base):
+    """A copy of BASE, compressed."""
+    from dataclasses import replace
+
+    from thalweg.compression import compress
+    from thalweg.compression.pairing import twin_of
+
+    words = " ".join([args.method, *(f"{name} {value}" for name, value in options.items())])
+    tokenizers: list[Any] = []
+
+    def keeping():
+        read = base.open()
+        tokenizers[:] = [read.tokenizer]
+        return read
+
+    def compressing(model):
+        return compress(model, args.method, calibration=_calibration(args, options, tokenizers[0]), source=base.name, **options)
+
+    return twin_of(replace(base, open=keeping), compressing, f"{Path(base.name).name}, {words}")
+
+
+def _calibration(args, options: dict[str, Any], tokenizer):
+    """What the compressor sees, where it needs to see something."""
+    from thalweg.capture.measure import encoder_of
+    from thalweg.compression import compressors
+    from thalweg.compression.calibration import calibration_of
+    from thalweg.data.tasks.austen import HELD_OUT, novels
+    from thalweg.evaluation import documents_of
+
+    if not compressors.create(args.method, **options).needs_calibration and args.calibration is None:
+        return None
+    encode = encoder_of(tokenizer)
+    if encode is None:
+        raise InputError(f"{args.method} needs to see text, and {args.base} has no tokenizer beside it; name a folder that has the right one")
+    if args.calibration is not None:
+        texts, source = [document.text for document in documents_of(args.calibration)], Path(args.calibration).name
+    else:
+        texts, source = [text[:200_000] for name, text in novels().items() if name != HELD_OUT], "the shipped training novels"
+    return calibration_of(texts, encode, **CALIBRATION, source=source)
+
+
+def _page(args) -> Path:
+    second = args.compressed or args.method
+    page = Path(args.output or f"compare-{Path(args.base).name or 'model'}-{Path(second).name or 'model'}.html")
+    confirm_output(str(page), args.overwrite)
+    return page
+
+
+def _limits(found, args) -> list[str]:
+    limits = [*found.notes]
+    if found.plan.documents < 8:
+        limits.append(f"{found.plan.documents} documents: intervals are over windows of them and say nothing about other texts.")
+    if not args.layer_kl:
+        limits.append("What a layer alone does to the predictions was not measured; --layer-kl adds it.")
+    limits.append("The order of the layers is that of their errors, a measure of the updates; it is no measured gain in loss.")
+    return limits
+
+
+def _command(args) -> str:
+    parts = ["thalweg compare", Path(args.base).name, *([Path(args.compressed).name] if args.compressed else [])]
+    for name in ("method", *SHORT, "mode", "preset", "tokens", "length", "batch_size", "dtype", "backend"):
+        if getattr(args, name) is not None:
+            parts.append(f"--{name.replace('_', '-')} {getattr(args, name)}")
+    parts += [f"--option {one}" for one in args.option]
+    for name in ("text", "map", "calibration"):
+        if getattr(args, name) is not None:
+            parts.append(f"--{name} {Path(getattr(args, name)).name}")
+    parts += [f"--{name.replace('_', '-')}" for name in ("no_values", "layer_kl", "low_memory") if getattr(args, name)]
+    return " ".join([*parts, *([f"--seed {args.seed}"] if args.seed else [])])

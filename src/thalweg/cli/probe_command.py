@@ -1,0 +1,193 @@
+"""``thalweg probe``: read-only probes of the continuous picture, over a model and a text, or over a trajectory of weights."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from thalweg.cli.console import confirm_output, emit, say, table
+from thalweg.errors import ExitCode, InputError
+
+EXAMPLES = """examples:
+  thalweg probe smollm2 --only rmsnorm,rotary -o smollm2-probes.html
+  thalweg probe runs/weights.pt --only vortex
+  thalweg probe smollm2 --only rotary --option rotary.target=131072
+
+Each probe stands alone: one that does not apply says why, one that fails says how, and the others run (thalweg list probes). A model is
+located and its capture proved before the first number. Weights are not changed, hooks are gone afterwards. Numbers from fewer than 8,192
+tokens are stamped sketch. Nothing here is a verdict; a locked study gives one.
+
+Exit codes: 0 done; 2 cannot be opened, or no probe gave a number; 5 the proof of the capture failed"""
+
+TOKENS = 8192
+
+
+def configure(parser) -> None:
+    parser.add_argument(
+        "model",
+        metavar="MODEL|TRAJECTORY",
+        help="folder, GGUF file, name on a hub, model at hand, or a run; or saved weights of a training",
+    )
+    parser.add_argument("--only", metavar="LIST", help="names of probes with commas (all that look at such a subject)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="page to write (probe-MODEL.html)")
+    parser.add_argument("--rows", metavar="FILE", help="write the rows too: .jsonl, .parquet or .csv")
+    parser.add_argument("--overwrite", action="store_true", help="write over files that exist")
+    parser.add_argument(
+        "--option", action="append", default=[], metavar="PROBE.NAME=VALUE", help="an option of a probe; repeatable"
+    )
+    group = parser.add_argument_group("of a model")
+    group.add_argument(
+        "--text", metavar="FILE", help="documents: .jsonl with a field text, or a text (the shipped novel)"
+    )
+    group.add_argument("--tokens", type=int, default=TOKENS, metavar="N", help=f"tokens to read ({TOKENS})")
+    group.add_argument("--length", type=int, metavar="N", help="tokens of a window (512, or what the model takes)")
+    group.add_argument("--bos", action="store_true", help="put BOS (else EOS) before every document (none)")
+    group.add_argument("--map", metavar="FILE", help="TOML file that says where the layers are, for an unknown model")
+    group.add_argument(
+        "--allow-unverified", action="store_true", help="go on when the proof fails; the page is stamped"
+    )
+    group.add_argument("--dtype", help="of the weights: float32, bfloat16, float64, auto (float32)")
+    group.add_argument("--backend", help="of attention: eager or sdpa")
+    group.add_argument("--which", choices=("best", "last"), help="checkpoint of a run (best)")
+    group.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
+
+
+def run(args) -> ExitCode:
+    from thalweg.continuum import registry
+    from thalweg.records.export import check_format
+
+    page = Path(args.output or f"probe-{Path(args.model).name or 'model'}.html")
+    confirm_output(str(page), args.overwrite)
+    if args.rows is not None:
+        check_format(args.rows)
+        confirm_output(args.rows, args.overwrite)
+    for name in ("tokens", "length"):
+        value = getattr(args, name)
+        if value is not None and value < 2:
+            raise InputError(f"--{name} must be at least 2, got {value}")
+    only = None if args.only is None else [one.strip() for one in args.only.split(",") if one.strip()]
+    if only is not None:
+        only = [registry.entry(one).name for one in only]
+        if not only:
+            raise InputError(f"--only names no probe; known: {', '.join(registry.names())}")
+    options = options_of(args.option)
+
+    def tell(text: str) -> None:
+        say(text, quiet=args.quiet)
+
+    began = time.perf_counter()
+    found, facts = probed(args, only, options, tell)
+    facts["cost"] = f"{time.perf_counter() - began:.0f} s in all, on the threads that stand under provenance"
+    return finish(args, page, found, facts)
+
+
+def options_of(pairs: list[str]) -> dict[str, dict[str, Any]]:
+    """``rotary.target=4096`` as options by probe. Raises: InputError."""
+    from thalweg import config
+
+    found: dict[str, dict[str, Any]] = {}
+    for pair in pairs:
+        probe, dot, rest = pair.partition(".")
+        if not dot or "=" in probe or "=" not in rest:
+            raise InputError(f"--option is PROBE.NAME=VALUE, as rotary.target=131072, got {pair!r}")
+        found.setdefault(probe, {}).update(config.parse_assignments([rest], "--option"))
+    return found
+
+
+def probed(
+    args, only: list[str] | None, options: dict[str, Any], tell: Callable[[str], None]
+) -> tuple[Any, dict[str, str]]:
+    """The findings, and what they were made on."""
+    from thalweg.continuum.running import findings
+
+    def listen(name: str, one: Any) -> None:
+        tell(f"{name} ..." if one is None else f"  {one.words}")
+
+    trajectory = trajectory_of(args.model)
+    if trajectory is not None:
+        found = findings(trajectory, None, only, options=options, name=Path(args.model).name, listen=listen)
+        return found, {"trajectory": args.model}
+    from thalweg.cli.opening import open_any
+    from thalweg.evaluation import documents_of
+    from thalweg.evaluation.perplexity import prefix_of
+
+    documents = documents_of(args.text)
+    more = {"trust_remote_code": args.trust_remote_code}
+    opened = open_any(
+        args.model, which=args.which, quiet=args.quiet, dtype=args.dtype or "float32", backend=args.backend, **more
+    )
+    for line in (opened.name, *opened.notes):
+        tell(line)
+    tokenizer = opened.require_tokenizer()
+    found = findings(
+        opened.model,
+        [document.text for document in documents],
+        only,
+        options=options,
+        tokenizer=tokenizer,
+        length=args.length,
+        tokens=args.tokens,
+        bos=prefix_of(tokenizer, None) if args.bos else None,
+        map=args.map,
+        allow_unverified=args.allow_unverified,
+        name=opened.name,
+        listen=listen,
+    )
+    facts = {
+        "model": opened.name,
+        "opened as": "; ".join(opened.notes) or opened.kind,
+        "text": f"{documents.source}: {documents.rule} (SHA-256 {documents.sha256[:16]}); up to {args.tokens:,} tokens",
+    }
+    return found, facts
+
+
+def trajectory_of(where: str) -> Any:
+    """The trajectory of weights that is saved at a place; None where none is."""
+    try:
+        from thalweg.continuum.trajectory import Trajectory
+    except ModuleNotFoundError:
+        return None
+
+    return Trajectory.load(where) if Trajectory.is_saved(where) else None
+
+
+def finish(args, page: Path, found: Any, facts: dict[str, str]) -> ExitCode:
+    """Write and print what was found. Raises: InputError where no probe gave a number."""
+    from thalweg.records import Measurements, provenance
+    from thalweg.records.export import export
+    from thalweg.reports.probe import write_probe_report
+
+    rows = Measurements(row for one in found for row in one.rows)
+    if args.rows is not None:
+        export(rows, args.rows)
+    write_probe_report(
+        found,
+        page,
+        title=f"{Path(args.model).name}: probes of the continuous picture",
+        facts=facts,
+        command=_command(args),
+        provenance=provenance.collect(),
+    )
+    probes = [one for one in found if one.probe != "capture"]
+    if args.json:
+        emit({"model": args.model, "facts": facts, "findings": [one.to_plain() for one in found], "report": str(page)})
+    else:
+        shown = [{"probe": one.probe, "found": one.words.partition(": ")[2]} for one in probes]
+        table(shown, {"probe": "probe", "found": "found"})
+        say(f"report: {page}", quiet=args.quiet)
+    if not any(len(one.rows) for one in probes):
+        why = "; ".join(one.words for one in probes)
+        raise InputError(f"no probe gave a number: {why}")
+    return ExitCode.OK
+
+
+def _command(args) -> str:
+    parts = ["thalweg probe", Path(args.model).name]
+    for name in ("only", "text", "length", "bos", "map", "allow_unverified", "dtype", "backend"):
+        value = getattr(args, name)
+        if value not in (None, False):
+            flag = f"--{name.replace('_', '-')}"
+            parts.append(flag if value is True else f"{flag} {Path(value).name if name in ('text', 'map') else value}")
+    if args.tokens != TOKENS:
+        parts.append(f"--tokens {args.tokens}")
+    return " ".join([*parts, *(f"--option {pair}" for pair in args.option)])

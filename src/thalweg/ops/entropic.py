@@ -1,0 +1,146 @@
+"""Attention as entropic transport: the half bridge (softmax) and the full bridge (both marginals), in the log domain.
+
+``logits`` [... q k] are -cost / temperature, -inf where a query may not look. A plan is a matrix of masses, one row a query.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from thalweg.errors import InputError, ShapeError
+
+
+class Bridge(NamedTuple):
+    """log_plan [... q k]: its rows hold exactly the row marginals. residual: largest total variation, over the batch, of the columns from their
+    marginals, as a share of the mass. iterations: that were made."""
+
+    log_plan: Tensor
+    residual: float
+    iterations: int
+
+
+def free_energy(cost: Float[Tensor, "*b k"], temperature: float = 1.0) -> Float[Tensor, "*b"]:
+    """-T log sum exp(-cost / T): the least value of <cost, p> - T H(p) over distributions p, reached by softmax(-cost / T).
+
+    Infinite costs forbid a key. Raises: InputError for a temperature that is not positive.
+    Source: Gibbs variational principle; Liang 2026 (arXiv 2607.17146) reads attention so, the constants are derived by us.
+    """
+    return -_temperature(temperature) * torch.logsumexp(-cost / temperature, -1)
+
+
+def half_bridge(cost: Float[Tensor, "*b k"], temperature: float = 1.0) -> Float[Tensor, "*b k"]:
+    """softmax(-cost / T): the plan with the row marginals alone, the first half-step of Sinkhorn's iteration. Raises: InputError."""
+    return torch.softmax(-cost / _temperature(temperature), -1)
+
+
+def functional(
+    plan: Float[Tensor, "*b k"], cost: Float[Tensor, "*b k"], temperature: float = 1.0
+) -> Float[Tensor, "*b"]:
+    """<cost, p> - T H(p) of rows, with 0 log 0 = 0 and no mass on infinite costs. Raises: InputError."""
+    paid = torch.where(plan > 0, plan * cost, 0.0).sum(-1)
+    return paid - _temperature(temperature) * entropy(plan)
+
+
+def entropy(plan: Float[Tensor, "*b k"]) -> Float[Tensor, "*b"]:
+    """-sum p log p of rows, nats."""
+    return torch.special.entr(plan).sum(-1)
+
+
+def causal_columns(
+    length: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None
+) -> Float[Tensor, " k"]:
+    """Column masses of the plan in which every query spreads a mass of 1 evenly over itself and the past: sum_(i >= j) 1 / (i + 1).
+
+    Under a causal mask these can be met. Uniform ones force the identity, the only triangular doubly stochastic matrix. Derived by us.
+    """
+    each = 1.0 / torch.arange(1, length + 1, dtype=torch.float64, device=device)
+    return each.flip(0).cumsum(0).flip(0).to(dtype)
+
+
+def full_bridge(
+    logits: Float[Tensor, "*b q k"],
+    columns: Float[Tensor, "*#b k"] | None = None,
+    rows: Float[Tensor, "*#b q"] | None = None,
+    iterations: int = 100,
+    tolerance: float = 1e-4,
+) -> Bridge:
+    """The plan nearest to exp(logits) in Kullback-Leibler divergence with both marginals, by alternating log-softmax.
+
+    rows: masses of queries, None: 1 each. columns: of keys, None: the mass spread evenly. Both add up to one mass. Stops when the columns are
+    within ``tolerance`` of the mass everywhere, or after ``iterations``; the residual says which. Differentiable through the iterations.
+    Raises: ShapeError, InputError for marginals that differ in mass or are not positive.
+    Source: Sinkhorn and Knopp 1967; Peyre and Cuturi 2019 (arXiv 1803.00567), section 4.4 (log domain).
+    """
+    if logits.ndim < 2:
+        raise ShapeError(f"a bridge takes logits [... q k], got shape {list(logits.shape)}")
+    if iterations < 1 or not tolerance >= 0:
+        raise InputError(
+            f"a bridge needs at least 1 iteration and a tolerance of at least 0, got {iterations} and {tolerance}"
+        )
+    q, k = logits.shape[-2:]
+    a = _marginal(rows, q, "rows", logits, 1.0)
+    mass = a.sum(-1, keepdim=True)
+    b = _marginal(columns, k, "columns", logits, q / k)
+    if bool(((b.sum(-1, keepdim=True) - mass).abs() > 1e-3 * mass).any()):
+        raise InputError(
+            f"the marginals of a bridge must hold one mass, got rows of {float(mass.max()):.6g} and columns of {float(b.sum(-1).max()):.6g}"
+        )
+    log_a, log_b = a.log().unsqueeze(-1), b.log().unsqueeze(-2)
+    z = torch.log_softmax(logits, -1) + log_a
+    residual, done = float("inf"), 0
+    for done in range(1, iterations + 1):
+        z = torch.log_softmax(z, -2) + log_b
+        z = torch.log_softmax(z, -1) + log_a
+        if done % 5 == 0 or done == iterations:
+            off = (z.detach().exp().sum(-2) - b).abs().sum(-1, keepdim=True) / (2 * mass)
+            residual = float(off.max())
+            if residual <= tolerance:
+                break
+    return Bridge(z, residual, done)
+
+
+def causal_bridge(logits: Float[Tensor, "*b t t"], iterations: int = 5) -> Float[Tensor, "*b t t"]:
+    """A bridge whose row i depends on rows up to i alone: log weights [... t t], each row normalised, with column masses drawn to their prior.
+
+    Plain Sinkhorn under a causal mask lets a row see later ones through the column sums, and with uniform columns gives the identity. Here the
+    column potential that row i meets is made of the rows up to i: g_ij = log c_ij - log sum_(i' <= i) exp(z_i'j + f_i'), where c_ij =
+    sum_(j <= i' <= i) 1 / (i' + 1) is what uniform attention has given to key j so far, and f_i = -log sum_j exp(z_ij + g_ij).
+    Rows come last, so they sum to one; the columns are drawn to c and do not meet it. ``logits`` must be -inf where j > i and finite elsewhere
+    on and below the diagonal, unless a key is hidden from everybody but itself (padding). Derived by us.
+    Shapes: [... t t] -> [... t t]. Cost: t^2 for every iteration.
+    """
+    t = logits.shape[-1]
+    each = 1.0 / torch.arange(1, t + 1, dtype=logits.dtype, device=logits.device)
+    seen = torch.ones(t, t, dtype=torch.bool, device=logits.device).tril()
+    prior = torch.where(seen, each[:, None], 0.0).cumsum(0)
+    log_prior = torch.where(seen, prior, 1.0).log()
+    visible = logits > -torch.inf
+    z = torch.log_softmax(logits, -1)
+    f = torch.zeros_like(z[..., :1])
+    for _ in range(iterations):
+        mass = torch.logcumsumexp(torch.where(visible, z + f, FLOOR), -2)
+        g = torch.where(visible, log_prior - mass, 0.0)
+        f = -torch.logsumexp(z + g, -1, keepdim=True)
+        f = torch.where(torch.isfinite(f), f, 0.0)
+    return torch.log_softmax(z + g, -1) if iterations else z
+
+
+FLOOR = -1e4  # the logarithm of nothing, where -inf would give NaN gradients
+
+
+def _temperature(value: float) -> float:
+    if not 0 < value < float("inf"):
+        raise InputError(f"a temperature must be above 0 and finite, got {value}")
+    return value
+
+
+def _marginal(given: Tensor | None, size: int, what: str, logits: Tensor, even: float) -> Tensor:
+    if given is None:
+        return torch.full((size,), even, dtype=logits.dtype, device=logits.device)
+    if given.shape[-1] != size:
+        raise ShapeError(f"{what} of a bridge must hold {size} masses, got shape {list(given.shape)}")
+    if not bool((given > 0).all()):
+        raise InputError(f"{what} of a bridge must be positive masses; leave out tokens without any")
+    return given.to(logits.device, logits.dtype)
