@@ -53,7 +53,11 @@ def changed(model, scale=0.02, seed=5):
 
 
 def errors_of(rows):
-    return [r.value for r in rows if r.measure.startswith(("error.total", "error.along", "error.across.")) and "median" not in r.measure]
+    return [
+        r.value
+        for r in rows
+        if r.measure.startswith(("error.total", "error.along", "error.across.")) and "median" not in r.measure
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +78,16 @@ def test_a_model_against_itself_has_no_error_to_the_last_bit(kind, low):
     assert found and set(found) == {0.0}
     assert all(row.value == 1 for row in rows.where(site="layers") if row.measure.startswith("error.cosine"))
     if kind != "bert":
-        assert one(rows, "kl").value == 0 and one(rows, "loss.change").value == 0 and one(rows, "top_token_agreement").value == 1
+        assert (
+            one(rows, "kl").value == 0
+            and one(rows, "loss.change").value == 0
+            and one(rows, "top_token_agreement").value == 1
+        )
 
 
-@pytest.mark.parametrize("connection", ["additive", "mhc", "hyper_connections", "attention_residuals", "post_norm", "delta"])
+@pytest.mark.parametrize(
+    "connection", ["additive", "mhc", "hyper_connections", "attention_residuals", "post_norm", "delta"]
+)
 def test_our_decoders_in_every_mode(connection):
     """States of every kind are handed on: one stream, several, a history."""
     base = ours(connection)
@@ -205,7 +215,10 @@ def test_every_mode_is_what_blocks_called_by_hand_give(noisy):
             "reference is the compressed update": (got, mean_total(c, d)),
             "projection on the stream": (signed, mean_signed(x, d, c)),
             "a layer without its attention": (layer_error, mean_total(forward, local[1])),
-            "a change of the state taken for an update": (layer_error, mean_total(x + attention + forward, x + local[0] + local[1])),
+            "a change of the state taken for an update": (
+                layer_error,
+                mean_total(x + attention + forward, x + local[0] + local[1]),
+            ),
         }
         if layer:  # before the first layer both models have one input
             mutants["local mode fed with the compressed input"] = (got, mean_total(d, whole[layer][1]))
@@ -226,7 +239,7 @@ def test_heads_are_split_in_value_space(noisy):
 
 def test_norm_identity_null_and_intervals(noisy):
     _, _, rows = noisy
-    for row in rows.where(measure="error.pooled.local", branch="attention"):
+    for row in rows.where(measure="error.pooled.local", branch="attention", layer=1):
         assert row.n == 1 and row.low is None  # one document in one window: no interval
     for name in ("along", "across", "cosine", "signed"):
         row = one(rows, f"error.{name}.local", layer=1, branch="attention")
@@ -248,7 +261,9 @@ def test_predictions_are_those_of_transformers(noisy):
     losses = [float(F.nll_loss(x[:-1], ids[0, 1:])) for x in (p, q)]
     assert one(rows, "loss.dense").value == pytest.approx(losses[0], rel=1e-6)
     assert one(rows, "loss.change").value == pytest.approx(losses[1] - losses[0], rel=1e-5)
-    assert one(rows, "top_token_agreement").value == pytest.approx(float((p.argmax(-1) == q.argmax(-1)).double().mean()))
+    assert one(rows, "top_token_agreement").value == pytest.approx(
+        float((p.argmax(-1) == q.argmax(-1)).double().mean())
+    )
 
 
 def test_layer_wise_kl_is_the_dense_network_with_one_output_replaced():
@@ -314,7 +329,9 @@ def test_the_preset_paper_reads_the_last_token_of_each_document():
     for ids in documents(12, 9, 5):
         kept: list[list[torch.Tensor]] = [[], []]
         for model, into in zip((base, twin), kept, strict=True):
-            with watch(locate(model), lambda e, into=into: into.append(e.branch[0, -1]) if e.place.index == 0 else None):
+            with watch(
+                locate(model), lambda e, into=into: into.append(e.branch[0, -1]) if e.place.index == 0 else None
+            ):
                 model(torch.tensor([ids[:10]]))
         dense, found = kept[0][0], kept[1][0]  # of the first sublayer, whose inputs are the same
         whole.append(float((found - dense).norm() / dense.norm()))
@@ -359,7 +376,11 @@ def test_the_plan_is_told_before_the_first_pass_and_keeps_what_it_says():
     compare(base, changed(base), TEXTS, length=14, batch_size=2, progress=lambda done, plan: plans.append((done, plan)))
     assert [done for done, _ in plans] == [0, 1, 2] and plans[0][1].seconds is None and plans[1][1].seconds > 0
     lines = " ".join(plans[0][1].lines)
-    assert "37 tokens of 3 documents" in lines and "MiB of weights at once" in lines and "local and global: 3 passes" in lines
+    assert (
+        "37 tokens of 3 documents" in lines
+        and "MiB of weights at once" in lines
+        and "local and global: 3 passes" in lines
+    )
 
 
 def test_a_model_that_does_not_repeat_itself_is_refused_in_local_mode():
@@ -371,7 +392,9 @@ def test_a_model_that_does_not_repeat_itself_is_refused_in_local_mode():
         return output * (1 + 1e-3 * state["calls"])
 
     handle = base.model.layers[0].mlp.register_forward_hook(drift)
-    with pytest.raises(CaptureError, match=r"gives other updates than before at layers\.0\.feed_forward.*use --mode global"):
+    with pytest.raises(
+        CaptureError, match=r"gives other updates than before at layers\.0\.feed_forward.*use --mode global"
+    ):
         compare(base, fresh("llama"), ONE, length=12)
     handle.remove()
 

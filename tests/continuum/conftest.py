@@ -1,7 +1,6 @@
-"""Makes the tiny families of capture's tests importable; test modules are imported by path and have no package."""
+"""Makes ``probe_subjects`` importable for the tests beside it; test modules are imported by path and have no package."""
 
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "capture")]
+sys.path.insert(0, str(Path(__file__).parent))

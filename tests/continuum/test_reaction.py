@@ -1,7 +1,6 @@
 """The probe of the feed-forward sublayers: their maps found by replay, their Jacobians, ablations against a model with other weights."""
 
 import copy
-import math
 
 import pytest
 import torch
@@ -180,9 +179,3 @@ def test_bad_options_are_one_line():
     assert "\n" not in str(error.value)
 
 
-def test_what_overflows_is_infinite_and_no_error():
-    model = copy.deepcopy(tiny("gpt2")).float()
-    model.transformer.h[0].mlp.c_fc.weight.data *= 1e30
-    finding = found(model, points=1, layers=1)
-    assert not finding.failed or "finite" in finding.failed
-    assert not math.isnan(value(finding, "reaction.log_amplification", branch="model", layer=1)) if finding.rows else True

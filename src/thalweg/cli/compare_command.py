@@ -38,12 +38,20 @@ def configure(parser) -> None:
     parser.add_argument("--rows", metavar="FILE", help="write the rows too: .jsonl, .parquet or .csv")
     what = parser.add_argument_group("what is compared")
     what.add_argument("--mode", help="local, isolated, global, or several with commas (local,global)")
-    what.add_argument("--preset", help="paper: local, last token of every document, first and last layer left out of means")
+    what.add_argument(
+        "--preset", help="paper: local, last token of every document, first and last layer left out of means"
+    )
     what.add_argument("--no-values", action="store_true", help="no attention heads before the output projection")
-    what.add_argument("--layer-kl", action="store_true", help="what each layer alone does to the predictions (a pass for each)")
-    what.add_argument("--low-memory", action="store_true", help="one model open at a time; dense inputs on the disk meanwhile")
+    what.add_argument(
+        "--layer-kl", action="store_true", help="what each layer alone does to the predictions (a pass for each)"
+    )
+    what.add_argument(
+        "--low-memory", action="store_true", help="one model open at a time; dense inputs on the disk meanwhile"
+    )
     text = parser.add_argument_group("text and models")
-    text.add_argument("--text", metavar="FILE", help="documents: .jsonl with a field text, or a text (the shipped novel)")
+    text.add_argument(
+        "--text", metavar="FILE", help="documents: .jsonl with a field text, or a text (the shipped novel)"
+    )
     text.add_argument("--tokens", type=int, metavar="N", help=f"tokens to read ({TOKENS})")
     text.add_argument("--length", type=int, metavar="N", help="tokens of a window (512, or what the model takes)")
     text.add_argument("--batch-size", type=int, metavar="N", help="windows of a pass (as many as fit in 256 MiB)")
@@ -58,8 +66,12 @@ def configure(parser) -> None:
     made.add_argument("--sparsity", metavar="S", help="short for --option sparsity=S: 0.5, 2:4, 4:8")
     made.add_argument("--bits", metavar="N", help="short for --option bits=N")
     made.add_argument("--group", metavar="N", help="short for --option group=N")
-    made.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of the compressor; may be repeated")
-    made.add_argument("--calibration", metavar="FILE", help="text that the compressor sees (the shipped training novels)")
+    made.add_argument(
+        "--option", action="append", default=[], metavar="NAME=VALUE", help="of the compressor; may be repeated"
+    )
+    made.add_argument(
+        "--calibration", metavar="FILE", help="text that the compressor sees (the shipped training novels)"
+    )
 
 
 def run(args) -> ExitCode:
@@ -128,6 +140,11 @@ def compared(args, tell) -> dict[str, Any]:
         failed = error
     names = (Path(found.base.name).name, Path(found.compressed.name).name)
     plan = found.plan
+    kept = "on the disk" if plan.on_disk else "of dense inputs and updates"
+    models = {
+        f"{kind}: {about.name}": {**about.provenance, "dtype": " and ".join(about.dtypes)}
+        for kind, about in (("dense", found.base), ("compressed", found.compressed))
+    }
     facts = {
         "dense": found.base.name,
         "compressed": found.compressed.name,
@@ -135,8 +152,7 @@ def compared(args, tell) -> dict[str, Any]:
         "read": f"{plan.tokens:,} tokens of {plan.documents:,} documents in windows of up to {plan.length}"
         + (", the last token of each looked at" if found.options.last_only else ""),
         "modes": ", ".join(found.options.modes),
-        "cost": f"{seconds:.0f} s with opening and proofs; {big(plan.record, 'B')} {'on the disk' if plan.on_disk else 'of dense inputs and updates'} "
-        f"and {big(plan.weights, 'B')} of weights at once",
+        "cost": f"{seconds:.0f} s with opening and proofs; {big(plan.record, 'B')} {kept} and {big(plan.weights, 'B')} of weights at once",
     }
     mode = found.options.modes[0]
     try:
@@ -146,7 +162,7 @@ def compared(args, tell) -> dict[str, Any]:
             title=f"{names[1]} against {names[0]}: what became of the updates",
             names=names,
             facts=facts,
-            models={f"{kind}: {about.name}": {**about.provenance, "dtype": " and ".join(about.dtypes)} for kind, about in (("dense", found.base), ("compressed", found.compressed))},
+            models=models,
             bytes_rule=found.bytes_rule,
             limits=_limits(found, args),
             command=_command(args),
@@ -180,17 +196,23 @@ def checked(args) -> dict[str, Any]:
     from thalweg.records.export import check_format
 
     if (args.compressed is None) == (args.method is None):
-        raise InputError("give the compressed model, or --method to compress a copy of BASE, and not both; see thalweg compare --help")
+        raise InputError(
+            "give the compressed model, or --method to compress a copy of BASE, and not both; see thalweg compare --help"
+        )
     given = config.parse_assignments(args.option, "--option")
     for name in SHORT:
         value = getattr(args, name)
         if value is None:
             continue
         if name in given:
-            raise InputError(f"--{name} {value} and --option {name}={given[name]} name the same option; give one of them")
+            raise InputError(
+                f"--{name} {value} and --option {name}={given[name]} name the same option; give one of them"
+            )
         given |= config.parse_assignments([f"{name}={value}"], f"--{name}")
     if args.method is None and (given or args.calibration):
-        raise InputError("--sparsity, --bits, --group, --option and --calibration belong to --method; leave them out, or give one")
+        raise InputError(
+            "--sparsity, --bits, --group, --option and --calibration belong to --method; leave them out, or give one"
+        )
     if args.method is not None:
         from thalweg.compression import compressors
 
@@ -251,7 +273,9 @@ def on_the_fly(args, options: dict[str, Any], base):
         return read
 
     def compressing(model):
-        return compress(model, args.method, calibration=_calibration(args, options, tokenizers[0]), source=base.name, **options)
+        return compress(
+            model, args.method, calibration=_calibration(args, options, tokenizers[0]), source=base.name, **options
+        )
 
     return twin_of(replace(base, open=keeping), compressing, f"{Path(base.name).name}, {words}")
 
@@ -268,11 +292,16 @@ def _calibration(args, options: dict[str, Any], tokenizer):
         return None
     encode = encoder_of(tokenizer)
     if encode is None:
-        raise InputError(f"{args.method} needs to see text, and {args.base} has no tokenizer beside it; name a folder that has the right one")
+        raise InputError(
+            f"{args.method} needs to see text, and {args.base} has no tokenizer beside it; name a folder that has the right one"
+        )
     if args.calibration is not None:
         texts, source = [document.text for document in documents_of(args.calibration)], Path(args.calibration).name
     else:
-        texts, source = [text[:200_000] for name, text in novels().items() if name != HELD_OUT], "the shipped training novels"
+        texts, source = (
+            [text[:200_000] for name, text in novels().items() if name != HELD_OUT],
+            "the shipped training novels",
+        )
     return calibration_of(texts, encode, **CALIBRATION, source=source)
 
 
@@ -286,10 +315,14 @@ def _page(args) -> Path:
 def _limits(found, args) -> list[str]:
     limits = [*found.notes]
     if found.plan.documents < 8:
-        limits.append(f"{found.plan.documents} documents: intervals are over windows of them and say nothing about other texts.")
+        limits.append(
+            f"{found.plan.documents} documents: intervals are over windows of them and say nothing about other texts."
+        )
     if not args.layer_kl:
         limits.append("What a layer alone does to the predictions was not measured; --layer-kl adds it.")
-    limits.append("The order of the layers is that of their errors, a measure of the updates; it is no measured gain in loss.")
+    limits.append(
+        "The order of the layers is that of their errors, a measure of the updates; it is no measured gain in loss."
+    )
     return limits
 
 

@@ -169,9 +169,7 @@ def arguments(located: Located, call: Mapping[str, Any]) -> dict[str, Any]:
 def step_of(event: Event, begun: dict[int, Tensor], last: Mapping[int, int]) -> Tensor | None:
     """At the last site of a layer, the change of the whole state over it; ``begun`` holds the states that layers began with."""
     place = event.place
-    before, after = (
-        (event.state, event.following) if event.next_states is None else (event.states, event.next_states)
-    )
+    before, after = (event.state, event.following) if event.next_states is None else (event.states, event.next_states)
     assert before is not None
     if place.layer not in begun:
         begun.clear()
@@ -202,8 +200,10 @@ def _keep_block(record: Kept, layer: int) -> Any:
 
 
 @contextmanager
-def feeding(located: Located, record: Record, layer_of: Mapping[int, int], site_of: Mapping[int, int]) -> Iterator[None]:
-    """Passes inside give every block what the dense block was given, and, where ``site_of`` names sites, every sublayer what the dense one read.
+def feeding(
+    located: Located, record: Record, layer_of: Mapping[int, int], site_of: Mapping[int, int]
+) -> Iterator[None]:
+    """Passes inside give every block what the dense block was given and, where ``site_of`` names sites, every sublayer what the dense one read.
 
     layer_of, site_of: from a layer or site of this model to that of the record. So one pass runs every layer on the dense input of that
     layer, without the errors of the layers before it.
@@ -256,6 +256,4 @@ def _replaced(args: tuple[Any, ...], kwargs: dict[str, Any], value: Tensor) -> t
 def like(value: Any, old: Any) -> Any:
     """A state in the dtype and on the device of the one that it stands in for."""
     leaf = next(leaf for leaf in tree_flatten(old)[0] if isinstance(leaf, Tensor))
-    return tree_map_only(
-        Tensor, lambda x: x.to(leaf.device, leaf.dtype if x.is_floating_point() else x.dtype), value
-    )
+    return tree_map_only(Tensor, lambda x: x.to(leaf.device, leaf.dtype if x.is_floating_point() else x.dtype), value)

@@ -33,7 +33,9 @@ class Stored:
 
     def _leaf(self, name: str) -> Tensor:
         with safe_open(self.path, framework="pt") as file:
-            return file.get_tensor(name).clone().expand(self.shapes[name])  # of its own, aligned as a fresh tensor is: the same sums to the last bit
+            return (
+                file.get_tensor(name).clone().expand(self.shapes[name])
+            )  # of its own, aligned as a fresh tensor is: the same sums to the last bit
 
 
 class Store:
@@ -49,8 +51,8 @@ class Store:
             save_file({name: x.cpu() for name, x in record.tensors.items()}, path)
         except (OSError, SafetensorError) as error:
             raise InputError(
-                f"what the dense model left cannot be kept in {self.folder.parent} ({first_line(error)}); make room, read fewer tokens, or name "
-                f"another folder by TMPDIR"
+                f"what the dense model left cannot be kept in {self.folder.parent} ({first_line(error)}); make room, read fewer tokens, or "
+                f"name another folder by TMPDIR"
             ) from None
         self.records[batch] = Stored(path, record.specs, record.shapes)
 
@@ -66,8 +68,8 @@ def store(size: int) -> Iterator[Store]:
     free = shutil.disk_usage(place).free
     if free < size + MARGIN:
         raise InputError(
-            f"the dense inputs take {size / 2**20:,.0f} MiB in {place}, {free / 2**20:,.0f} MiB are free; make room, read fewer tokens, or name "
-            f"another folder by TMPDIR"
+            f"the dense inputs take {size / 2**20:,.0f} MiB in {place}, {free / 2**20:,.0f} MiB are free; make room, read fewer tokens, or "
+            f"name another folder by TMPDIR"
         )
     with tempfile.TemporaryDirectory(prefix="thalweg-compare-") as folder:
         yield Store(Path(folder))

@@ -257,7 +257,12 @@ class PairStatistics:
                 self._add(self.layers[layer], whole, torch.zeros_like(whole))
 
     def _add(self, table: ErrorTable, dense: Tensor, found: Tensor) -> None:
-        table.add(dense if table.heads else dense.flatten(1), found if table.heads else found.flatten(1), self.tokens, self.directions)
+        table.add(
+            dense if table.heads else dense.flatten(1),
+            found if table.heads else found.flatten(1),
+            self.tokens,
+            self.directions,
+        )
 
     def _flat(self, x: Tensor) -> Tensor:
         return wide(self.tokens.flat(x.to(self.tokens.unit.device)))

@@ -56,7 +56,9 @@ class LayerKL:
 
     def values(self) -> dict[int, float]:
         """The mean of every layer."""
-        return {layer: float(self.table.total(str(layer)).sum()) / self.table.tokens for layer in range(self.base.depth)}
+        return {
+            layer: float(self.table.total(str(layer)).sum()) / self.table.tokens for layer in range(self.base.depth)
+        }
 
 
 @contextmanager

@@ -71,7 +71,9 @@ def _over(top: np.ndarray, bottom: np.ndarray, seed: int) -> np.ndarray:
         return (times @ top) / (times @ bottom)
 
 
-def _means(rows: Measurements, values: Mapping[str, np.ndarray], mode: str, words: str, where: Mapping[str, Any]) -> None:
+def _means(
+    rows: Measurements, values: Mapping[str, np.ndarray], mode: str, words: str, where: Mapping[str, Any]
+) -> None:
     for name in NAMES:
         if name == "sqnr":  # infinite for a layer without an error
             continue
@@ -111,4 +113,8 @@ def _ends(found: np.ndarray, words: str) -> dict[str, Any]:
         return {"interval": words}
     outside = (1 - LEVEL) / 2
     low, high = np.quantile(drawn, [outside, 1 - outside])
-    return {"low": float(low), "high": float(high), "interval": f"{LEVEL:.0%} percentile bootstrap over units of the text, {words}"}
+    return {
+        "low": float(low),
+        "high": float(high),
+        "interval": f"{LEVEL:.0%} percentile bootstrap over units of the text, {words}",
+    }

@@ -67,7 +67,9 @@ def check_order(cosines: Tensor, layer_of: Mapping[int, int], base: str, compres
             unlike.append(layer)
     if not unlike:
         return []
-    return [f"{len(unlike)} of {len(layer_of)} blocks are not alike by their weights (cosine below {ALIKE}): unrelated models?"]
+    return [
+        f"{len(unlike)} of {len(layer_of)} blocks are not alike by their weights (cosine below {ALIKE}): unrelated models?"
+    ]
 
 
 def weight_errors(
@@ -89,7 +91,9 @@ def check_finite(model: nn.Module, name: str) -> None:
     """Raises: InputError that names the first weight that holds NaN or infinity."""
     for key, weight in model.named_parameters():
         values = shown(weight)
-        if values is None or bool(values.sum(dtype=torch.float32).isfinite()):  # one value that is not finite makes the sum so
+        if values is None or bool(
+            values.sum(dtype=torch.float32).isfinite()
+        ):  # one value that is not finite makes the sum so
             continue
         if not bool(torch.isfinite(values).all()):
             bad = int((~torch.isfinite(values)).sum())
@@ -108,7 +112,10 @@ def block_bytes(located: Located, layers: Sequence[int] | None = None) -> dict[i
     return {
         layer: sum(
             t.numel() * t.element_size()
-            for t in (*located.module(located.blocks[layer]).parameters(), *located.module(located.blocks[layer]).buffers())
+            for t in (
+                *located.module(located.blocks[layer]).parameters(),
+                *located.module(located.blocks[layer]).buffers(),
+            )
         )
         for layer in chosen
     }

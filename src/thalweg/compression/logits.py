@@ -70,7 +70,9 @@ class LogitStatistics:
         """Count the tokens of a batch: of both models, the unembedding and what it was given; targets [b t]."""
         (one, mine), (two, theirs) = dense, compressed
         flat = [x.flatten(0, 1) if tokens.real is None else x[tokens.real] for x in (mine, theirs)]
-        wanted = (targets.flatten() if tokens.real is None else targets[tokens.real.to(targets.device)]).to(flat[0].device)
+        wanted = (targets.flatten() if tokens.real is None else targets[tokens.real.to(targets.device)]).to(
+            flat[0].device
+        )
         for start in range(0, len(flat[0]), CHUNK):
             part = slice(start, start + CHUNK)
             a, b = one(flat[0][part]), two(flat[1][part]).to(flat[0].device)

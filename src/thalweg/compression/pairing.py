@@ -2,9 +2,10 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ContextDecorator, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,21 +111,17 @@ def side_of(
 def twin_of(base: Side, change: Any, name: str) -> Side:
     """The base with a transform: a context manager that acts on it, or a function of a copy of it.
 
-    A function gets a copy of the model; what it gives is the compressed model (or what :func:`thalweg.compression.compress`
-    gives), or None where it changed the copy, or a context manager that
-    is entered around every pass of the copy. Raises: InputError for anything else.
+    A context manager is entered around every pass, again and again. A function gets a copy of the model; what it gives is the compressed model
+    (or what :func:`thalweg.compression.compress` gives), or None where it changed the copy, or a context manager of the copy.
+    Raises: InputError for anything else.
     """
-    if isinstance(change, ContextDecorator):
-        recreate: Any = change
-        again = getattr(recreate, "_recreate_cm", None)  # what contextlib itself calls to enter a manager twice
-        if again is None:
-            raise InputError("a context manager that can be entered once only cannot go round several passes; give a function that makes it")
-        return Side(name or "with a transform", base.open, lambda: again(), map=base.map)
+    if isinstance(change, AbstractContextManager):
+        return Side(name or "with a transform", base.open, partial(_again, change), map=base.map)
     if not callable(change):
         raise InputError(
             f"the compressed model is a model, a place, a context manager or a function of a copy of the model, got {type(change).__name__}"
         )
-    entered: list[tuple[nn.Module, Any]] = []
+    entered: list[AbstractContextManager[Any]] = []
 
     def opens() -> Read:
         read = base.open()
@@ -136,21 +133,23 @@ def twin_of(base: Side, change: Any, name: str) -> Side:
         if isinstance(made, Compressed):
             return read._replace(model=made.model, record=made.record)
         if made is not None and not isinstance(made, AbstractContextManager):
-            raise InputError(f"a transform gives a model, what compress gives, a context manager or None, got {type(made).__name__}")
+            raise InputError(
+                f"a transform gives a model, what compress gives, a context manager or None, got {type(made).__name__}"
+            )
         if made is not None:
-            entered.append((copy, made))
+            entered.append(made)
         return read._replace(model=copy)
 
     def around() -> AbstractContextManager[Any]:
-        if not entered:
-            return nullcontext()
-        copy, made = entered[0]
-        if made is not None:
-            entered[0] = (copy, None)
-            return made
-        return change(copy)
+        return _again(entered[0]) if entered else nullcontext()
 
     return Side(name or getattr(change, "__name__", "") or "with a transform", opens, around, map=base.map)
+
+
+def _again(manager: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
+    """The manager, to be entered once more; those that ``contextlib.contextmanager`` made are made anew, as contextlib does for decorators."""
+    anew = getattr(manager, "_recreate_cm", None)
+    return manager if anew is None else anew()
 
 
 def describe(stands: Standing) -> Description:
@@ -163,7 +162,9 @@ def describe(stands: Standing) -> Description:
         shared=_shared(model),
         vocabulary=vocabulary_of(stands.tokenizer),
         sketch=sketch(located),
-        dtypes=tuple(sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.is_floating_point()})),
+        dtypes=tuple(
+            sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.is_floating_point()})
+        ),
         bytes=block_bytes(located),
         provenance=_provenance(stands),
         record=stands.record,
@@ -175,8 +176,8 @@ def match(base: Description, compressed: Description) -> tuple[Matching, list[st
     one, two = base.located, compressed.located
     pair = f"{base.name} and {compressed.name}"
     if one.causal != two.causal:
-        kinds = ["decoder" if found.causal else "encoder" for found in (one, two)]
-        raise InputError(f"{pair} are no pair: a {kinds[0]} and a {kinds[1]}; give two of one kind")
+        kinds = ["a decoder" if found.causal else "an encoder" for found in (one, two)]
+        raise InputError(f"{pair} are no pair: {kinds[0]} and {kinds[1]}; give two of one kind")
     for what in (*SHARED, "rotary settings"):
         _same(pair, what, base.shared.get(what), compressed.shared.get(what))
     _same(pair, "width", one.width, two.width)
@@ -195,7 +196,9 @@ def match(base: Description, compressed: Description) -> tuple[Matching, list[st
         notes.append(f"{without} has no tokenizer beside it; that of the other one is used")
     cosines = block_cosines(base.sketch, compressed.sketch)
     if cosines is None:
-        notes.append("the weights cannot be compared block by block (packed, or under other names): the order of the blocks is taken as given")
+        notes.append(
+            "the weights cannot be compared block by block (packed, or under other names): the order of the blocks is taken as given"
+        )
     else:
         notes += check_order(cosines, layer_of, base.name, compressed.name)
     dropped = tuple(layer for layer in range(one.depth) if layer not in set(layer_of.values()))
@@ -215,7 +218,7 @@ def _layers(base: Description, compressed: Description) -> dict[int, int]:
         return {layer: layer for layer in range(one)}
     if list(kept) != sorted(set(kept)) or len(kept) != two or not all(0 <= i < one for i in kept):
         raise InputError(
-            f"kept_blocks of {compressed.name} must be {two} numbers of blocks of {base.name} (0 to {one - 1}) in rising order, got {str(kept)[:80]}"
+            f"kept_blocks of {compressed.name} must be {two} blocks of {base.name} (0 to {one - 1}) in rising order, got {str(kept)[:80]}"
         )
     return dict(enumerate(kept))
 
@@ -231,16 +234,22 @@ def _sites(pair: str, one: Located, two: Located, layer_of: Mapping[int, int]) -
         seen[place.layer] = nth + 1
         theirs = of_base.get(layer_of[place.layer], [])
         if nth >= len(theirs) or theirs[nth].kind != place.kind or theirs[nth].parallel != place.parallel:
-            raise InputError(f"{pair} are no pair: their sublayers differ at {place.name}; give models with the same blocks")
+            raise InputError(
+                f"{pair} are no pair: their sublayers differ at {place.name}; give models with the same blocks"
+            )
         found[place.index] = theirs[nth].index
     if any(seen[layer] != len(of_base[own]) for layer, own in layer_of.items()):
-        raise InputError(f"{pair} are no pair: their blocks have other numbers of sublayers; give models with the same blocks")
+        raise InputError(
+            f"{pair} are no pair: their blocks have other numbers of sublayers; give models with the same blocks"
+        )
     return found
 
 
 def _same(pair: str, what: str, one: Any, two: Any) -> None:
     if one is not None and two is not None and one != two:
-        raise InputError(f"{pair} are no pair: their {what} differ ({_brief(one)} and {_brief(two)}); give two models of one shape")
+        raise InputError(
+            f"{pair} are no pair: their {what} differ ({_brief(one)} and {_brief(two)}); give two models of one shape"
+        )
 
 
 def _same_tokenizers(pair: str, one: Mapping[str, int] | None, two: Mapping[str, int] | None) -> None:

@@ -62,7 +62,7 @@ def _bare(model: nn.Module) -> nn.Module:
 
 
 def _ours(model: nn.Module, window: int) -> Iterator[Clock]:
-    config = _bare(model).config  # type: ignore[union-attr]  # a decoder
+    config: Any = _bare(model).config
     if config.positions != "rotary":
         return
     width = config.head_width
@@ -71,7 +71,7 @@ def _ours(model: nn.Module, window: int) -> Iterator[Clock]:
         kinds.append(("rotary.window", config.window_rope_base, None))
     for name, base, scaling in kinds:
 
-        def step(positions: Tensor, base: float = base, scaling: Any = scaling, dtype: Any = torch.float32) -> Any:
+        def step(positions: Tensor, base: Any = base, scaling: Any = scaling, dtype: Any = torch.float32) -> Any:
             cos, sin = angles(positions[None], width, base, dtype, scaling)
             return cos[0], sin[0]
 

@@ -199,7 +199,7 @@ def _reached(norm: RootMeanSquareNorm, x: Tensor) -> float:
     def stretched(v: Tensor) -> Tensor:
         return torch.func.jvp(norm.module, (x,), (v,))[1]
 
-    _, pull = torch.func.vjp(norm.module, x)
+    pull: Any = torch.func.vjp(norm.module, x)[1]
     for _ in range(ITERATIONS):
         u = pull(stretched(v))[0]
         v = (u / u.norm(dim=-1, keepdim=True).clamp(min=1e-30)).detach()

@@ -195,9 +195,7 @@ def error_pooled(
     direction="higher",
     null="none: a random error of the same norm has the same",
 )
-def sqnr(
-    dense: Float[Tensor, "*b tokens width"], compressed: Float[Tensor, "*b tokens width"]
-) -> Float[Tensor, "*b"]:
+def sqnr(dense: Float[Tensor, "*b tokens width"], compressed: Float[Tensor, "*b tokens width"]) -> Float[Tensor, "*b"]:
     """10 log10(sum ||dense||^2 / sum ||e||^2) over tokens, in float64; infinite without an error. Raises: ShapeError, InputError."""
     return -20 * error_pooled(dense, compressed).log10()
 

@@ -23,8 +23,8 @@ class Size:
     parameters: by part, each counted once (``unembedding`` is 0 where it is tied). flops: of one forward pass, per token, by part; a
     multiply-add is two. Sublayers and unembedding count their matrix products; ``attention_scores`` counts whole rows, as
     ``torch.utils.flop_counter`` does (a causal kernel does half); ``stream`` counts its element-wise work too, so that connections differ
-    by all they cost; so does ``edits``, where updates are edited. activation_bytes: what autograd keeps for one sequence, logits and loss included. With experts, ``routed_experts``
-    counts all of them in parameters, and in FLOPs those that a token takes.
+    by all they cost; so does ``edits``, where updates are edited. activation_bytes: what autograd keeps for one sequence, logits and loss
+    included. With experts, ``routed_experts`` counts all of them in parameters, and in FLOPs those that a token takes.
     """
 
     config: DecoderConfig

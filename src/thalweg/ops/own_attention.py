@@ -94,7 +94,10 @@ class _Scores:
     def own(self, query: Tensor, key: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
         """A_tt and the logarithm of what its row is divided by, both [b h q]."""
         with full_precision(query):
-            found = [_own(scores, self.first + at.start, sinks) for at, _, scores, _ in self.parts(query, key)]
+            found = [
+                _own(scores, self.first + at.start, sinks, self.mask is not None)
+                for at, _, scores, _ in self.parts(query, key)
+            ]
         return torch.cat([own for own, _ in found], -1), torch.cat([total for _, total in found], -1)
 
 
@@ -120,7 +123,8 @@ class _Recomputed(torch.autograd.Function):
             for at, rows, scores, capped in made.parts(query, key):
                 seen = scores.shape[-1]
                 each = torch.exp(scores - total[..., at, None]).mul_(-weight[..., at, None])
-                each = torch.where(weight[..., at, None] == 0, 0.0, each)  # a row that sees nobody has no total
+                if made.mask is not None:  # a row that sees nobody has no total
+                    each = torch.where(weight[..., at, None] == 0, 0.0, each)
                 each.diagonal(offset=made.first + at.start, dim1=-2, dim2=-1).add_(weight[..., at])
                 if capped is not None and made.softcap is not None:
                     each = each * (1 - (capped / made.softcap).square())
@@ -139,12 +143,15 @@ def _transformed() -> bool:
     return fwAD._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None  # type: ignore[attr-defined]  # private, but there is no other way
 
 
-def _own(scores: Tensor, offset: int, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+def _own(scores: Tensor, offset: int, sinks: Tensor | None, masked: bool) -> tuple[Tensor, Tensor]:
+    """A_tt and the logarithm of the sum of a row; masked: some queries may be hidden from themselves, or see nobody."""
     own = scores.diagonal(offset=offset, dim1=-2, dim2=-1)
     seen = own > -torch.inf
-    total = torch.logsumexp(torch.where(seen.unsqueeze(-1), scores, 0.0), -1)
+    total = torch.logsumexp(torch.where(seen.unsqueeze(-1), scores, 0.0) if masked else scores, -1)
     if sinks is not None:
         total = torch.logaddexp(total, wide(sinks).to(total.dtype)[:, None])
+    if not masked:
+        return torch.exp(own - total), total
     return torch.where(seen, torch.exp(torch.where(seen, own, 0.0) - total), 0.0), total
 
 

@@ -60,14 +60,24 @@ def squared_distances(x: Float[Tensor, "*#b n d"], prototypes: Float[Tensor, "*#
 def assignment(
     x: Float[Tensor, "*#b n d"], prototypes: Float[Tensor, "*#b k d"], temperature: Float[Tensor, "*#b"] | float
 ) -> Float[Tensor, "*b n k"]:
-    """q = softmax over k of -|x - p_k|^2 / tau. Shapes: [... n d], [... k d], [...] -> [... n k].
+    """q = softmax over k of -|x - p_k|^2 / tau. Shapes: [... n d], [... k d], [...] -> [... n k]."""
+    return at_temperature(nearness(x, prototypes), temperature)
 
-    |x|^2 is common to all prototypes and left out: scores = (2 x.p_k - |p_k|^2) / tau, about the mean of the prototypes, which the distances
-    do not see and which keeps the digits when all lie far from the origin.
+
+def nearness(x: Float[Tensor, "*#b n d"], prototypes: Float[Tensor, "*#b k d"]) -> Float[Tensor, "*b n k"]:
+    """2 x.p_k - |p_k|^2: minus the squared distance, but for |x|^2, which is common to all prototypes.
+
+    About the mean of the prototypes, which distances do not see and which keeps the digits when all lie far from the origin.
     """
     centre = prototypes.detach().mean(-2, keepdim=True)
     y, p = x - centre, prototypes - centre
-    scores = 2 * y @ p.mT - p.square().sum(-1).unsqueeze(-2)
+    return 2 * y @ p.mT - p.square().sum(-1).unsqueeze(-2)
+
+
+def at_temperature(
+    scores: Float[Tensor, "*b n k"], temperature: Float[Tensor, "*#b"] | float
+) -> Float[Tensor, "*b n k"]:
+    """softmax of scores / tau."""
     tau = temperature[..., None, None] if isinstance(temperature, Tensor) else temperature
     return torch.softmax(scores / tau, -1)
 
@@ -83,15 +93,19 @@ def assign(
 
     Shapes: x [... n d], prototypes [... k d], temperature [...] or a number -> :class:`Assigned`.
     gradient: of fit and variance, ``through`` the assignment: dL_q/dp_k = 2 q_k [1 - (d_k - d) / tau] (p_k - x) with d_k = |x - p_k|^2 and
-    d = sum q_k d_k, so that a prototype with d_k > d + tau is repelled; or with the assignment ``detached``: 2 q_k (p_k - x), which is also the
-    gradient of the free energy. Weights, reconstruction and entropy have their gradients either way: a layer whose output is the
-    reconstruction would otherwise pass nothing back.
+    d = sum q_k d_k, so that a prototype with d_k > d + tau is repelled; or with the assignment ``detached`` for tokens and prototypes:
+    2 q_k (p_k - x), which is also the gradient of the free energy. The temperature has its gradient in both, Var_q(d) / tau^2. So have
+    weights, reconstruction and entropy: a layer whose output is the reconstruction would otherwise pass nothing back.
     """
     with full_precision(x):
         x, prototypes = wide(x), wide(prototypes)
-        q = assignment(x, prototypes, temperature)
+        scores = nearness(x, prototypes)
+        q = at_temperature(scores, temperature)
         reconstruction = q @ prototypes
-        held, about = (q, reconstruction) if gradient == "through" else (q.detach(), q.detach() @ prototypes)
+        held, about = q, reconstruction
+        if gradient == "detached":
+            held = at_temperature(scores.detach(), temperature)
+            about = held @ prototypes
         fit = (x - about).square().sum(-1)
         # Distances between vectors of about one size, not a difference of large squares: exact where prototypes coincide.
         variance = (held * squared_distances_of(prototypes, about)).sum(-1)

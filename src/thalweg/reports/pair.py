@@ -36,13 +36,14 @@ AGREED = {
     "kl": "KL of the layer alone",
 }
 MEANING = (
-    "The error e of an update is what the compressed model adds to the stream minus what the dense one adds. It is split, token by token, along and "
-    "across the dense update, and given in units of that update's norm. Values are means over tokens, intervals over {units}. Dashed: a random "
-    "error of the same size at the same tokens, which in a wide stream lies across almost entirely: a large part across alone says nothing."
+    "The error e of an update is what the compressed model adds to the stream minus what the dense one adds. It is split, token by token, "
+    "along and across the dense update, and given in units of that update's norm. Values are means over tokens, intervals over {units}. Dashed: a random "
+    "error of the same size at the same tokens. In a wide stream that lies across almost entirely: a large part across alone says nothing."
 )
 PROTECTED = 6  # layers that are named
 PROTECT_NOTE = (
-    "Layers in the order of {by}. It says where the updates moved most, not what the loss would gain; that takes a run with the layers left dense. "
+    "Layers in the order of {by}. It says where the updates moved most, not what the loss would gain; "
+    "that takes a run with the layers left dense. "
     "Bytes: {rule}."
 )
 HEAD_ROWS = 40
@@ -68,7 +69,9 @@ def write_pair_report(
     """
     modes = [mode for mode in MODES if any(row.measure == f"error.total.{mode}" for row in rows)]
     if not modes:
-        raise InputError("these rows are not of two compared models: there is no row 'error.total.local' or of another mode")
+        raise InputError(
+            "these rows are not of two compared models: there is no row 'error.total.local' or of another mode"
+        )
     proofs = [row for row in rows if row.measure == "capture_error"]
     proved = bool(proofs) and all(math.isfinite(row.value) for row in proofs)
     return page.write(
@@ -105,16 +108,21 @@ def verdict(rows: Measurements, names: tuple[str, str], modes: Sequence[str]) ->
             cost = f"{names[1]} {verb} {_with_interval(change, size=True)} nats/token against {names[0]}; {cost}"
         found.append(f"{cost}.")
     mode = modes[0]
-    totals = [f"{number(100 * row.value, 3)} % at {BRANCHES.get(b, b)}" for b, row in _over_layers(rows, "total", mode).items()]
+    totals = [
+        f"{number(100 * row.value, 3)} % at {BRANCHES.get(b, b)}"
+        for b, row in _over_layers(rows, "total", mode).items()
+    ]
     if totals:
-        found.append(f"Errors ({mode}: {MODES[mode]}), in units of the dense update, mean over layers: {listed(totals)}.")
+        found.append(
+            f"Errors ({mode}: {MODES[mode]}), in units of the dense update, mean over layers: {listed(totals)}."
+        )
     for branch, row in _over_layers(rows, "across_share", mode).items():
         null = next((r.null for r in _layers(rows, f"error.across_share.{mode}", branch) if r.null is not None), None)
         signed = _over_layers(rows, "signed", mode).get(branch)
         if branch == "layer" and null is not None and signed is not None and row.value > 0:
             found.append(
-                f"Of the norm of a whole layer's error {number(100 * row.value, 4)} % lies across the dense update; an error in a random direction would "
-                f"have {number(100 * null, 5)} %. Along it the update became {'longer' if signed.value > 0 else 'shorter'} by "
+                f"Of the norm of a whole layer's error {number(100 * row.value, 4)} % lies across the dense update; "
+                f"an error in a random direction would have {number(100 * null, 5)} %. Along it the update became {'longer' if signed.value > 0 else 'shorter'} by "
                 f"{number(100 * abs(signed.value), 3)} %."
             )
     first = [str(row.layer) for row in _worst(rows, mode)[:PROTECTED]]
@@ -147,7 +155,16 @@ def protect_table(rows: Measurements, mode: str, rule: str) -> Table:
 def ranking_table(rows: Measurements, mode: str) -> Table:
     """Every layer, by its whole error, with the other numbers beside."""
     kinds = [b for b in _branches(rows, mode) if b != "layer"]
-    columns = ["rank", "layer", "whole layer", *(BRANCHES.get(kind, kind) for kind in kinds), "signed along", "share across", "cosine", "SQNR [dB]"]
+    columns = [
+        "rank",
+        "layer",
+        "whole layer",
+        *(BRANCHES.get(kind, kind) for kind in kinds),
+        "signed along",
+        "share across",
+        "cosine",
+        "SQNR [dB]",
+    ]
     by = {
         (row.measure, row.branch, row.layer): row
         for row in reversed(list(rows))
@@ -158,6 +175,7 @@ def ranking_table(rows: Measurements, mode: str) -> Table:
     main = "layer" if "layer" in _branches(rows, mode) else kinds[0]
     found = []
     for place, row in enumerate(_worst(rows, mode), 1):
+
         def cell(name: str, branch: str = main, layer: int | None = row.layer, of: str = f".{mode}") -> str:
             one = by.get((f"error.{name}{of}", branch, layer))
             return NONE if one is None else number(one.value, 3)
@@ -178,12 +196,14 @@ def by_depth(rows: Measurements, mode: str) -> list[Figure]:
     found = []
     for branch in _branches(rows, mode):
         curves = [
-            _line(label, _layers(rows, f"error.{part}.{mode}", branch), look) for look, (part, label) in enumerate(PARTS.items())
+            _line(label, _layers(rows, f"error.{part}.{mode}", branch), look)
+            for look, (part, label) in enumerate(PARTS.items())
         ]
-        curves += [
-            _null(f"chance: {PARTS[part]}", _layers(rows, f"error.{part}.{mode}", branch)) for part in ("across", "along")
-        ]
-        caption = "Norms over the norm of the dense update, mean over tokens; whole error^2 = across^2 + along^2 at every token; where nearly all of it lies across, both curves are one."
+        curves.append(_null("random error of the same size: along", _layers(rows, f"error.along.{mode}", branch)))
+        caption = (
+            "Norms over the norm of the dense update, mean over tokens; whole error^2 = across^2 + along^2 at every token. "
+            "Where nearly all of it lies across, as of a random error, both curves are one."
+        )
         found.append(
             lines(
                 f"Error: {BRANCHES.get(branch, branch)}",
@@ -198,7 +218,10 @@ def by_depth(rows: Measurements, mode: str) -> list[Figure]:
         _line(BRANCHES.get(b, b), _layers(rows, f"error.across_share.{mode}", b), look)
         for look, b in enumerate(_branches(rows, mode))
     ]
-    nulls = [_null("isotropic: sqrt(1 - 1/width)", _layers(rows, f"error.across_share.{mode}", b)) for b in _branches(rows, mode)[-1:]]
+    nulls = [
+        _null("isotropic: sqrt(1 - 1/width)", _layers(rows, f"error.across_share.{mode}", b))
+        for b in _branches(rows, mode)[-1:]
+    ]
     if any(curve.y for curve in shares):
         found.append(
             lines(
@@ -229,13 +252,17 @@ def by_head(rows: Measurements, mode: str) -> Figure | None:
         [f"layer {i}" for i in shown],
         [[chosen.get((layer, head), math.nan) for head in heads] for layer in shown],
         x_label="head",
-        caption="Whole error in units of the head's dense output." + ("" if shown == layers else " Not every layer is drawn."),
+        caption="Whole error in units of the head's dense output."
+        + ("" if shown == layers else " Not every layer is drawn."),
     )
 
 
 def agreement_table(rows: Measurements, mode: str) -> Table | None:
     """Whether another number ranks the layers as the whole error does."""
-    found, counts = [], {row.branch: row.n for row in rows if row.measure.startswith("agreement.") and row.measure.endswith(mode)}
+    found, counts = (
+        [],
+        {row.branch: row.n for row in rows if row.measure.startswith("agreement.") and row.measure.endswith(mode)},
+    )
     for name, label in AGREED.items():
         for branch in _branches(rows, mode):
             both = [_only(rows, f"agreement.{kind}.{name}.{mode}", branch) for kind in ("spearman", "pearson")]
@@ -246,8 +273,8 @@ def agreement_table(rows: Measurements, mode: str) -> Table | None:
         return None
     chance = next((row.null_kind for row in rows if row.measure.startswith("agreement.")), "")
     note = (
-        f"Mode {mode}: correlation over {listed(sorted({str(n) for n in counts.values()}))} layers with the whole error of the same branch, with intervals "
-        f"over units of the text; null 0 ({chance}). Where a cheap number is near 1 (SQNR and cosine: near -1), it says the same."
+        f"Mode {mode}: correlation over {listed(sorted({str(n) for n in counts.values()}))} layers with the whole error of the same branch, "
+        f"with intervals over units of the text; null 0 ({chance}). Where a cheap number is near 1 (SQNR and cosine: near -1), it says the same."
     )
     return Table(("number", "of", "Spearman", "Pearson", "layers"), found, note)
 
@@ -270,7 +297,9 @@ def _proof(proofs: Sequence[Measurement]) -> str:
         if math.isfinite(row.value):
             said.append(f"{row.model}: worst error {number(row.value, 2)} (allowed {number(row.null)}, {row.dtype})")
         else:
-            said.append(f"{row.model}: NOT VERIFIED ({row.null_kind.removeprefix('not verified: ')}); do not rely on these numbers")
+            said.append(
+                f"{row.model}: NOT VERIFIED ({row.null_kind.removeprefix('not verified: ')}); do not rely on these numbers"
+            )
     return f"The stream of both models was replayed at every write before anything was measured. {'; '.join(said)}."
 
 
@@ -314,7 +343,11 @@ def _with_interval(row: Measurement, size: bool = False) -> str:
     value, low, high = row.value, row.low, row.high
     if size and value < 0:
         value, low, high = -value, None if high is None else -high, None if low is None else -low
-    return number(value, 3) if low is None or high is None else f"{number(value, 3)} ({number(low, 3)} to {number(high, 3)})"
+    return (
+        number(value, 3)
+        if low is None or high is None
+        else f"{number(value, 3)} ({number(low, 3)} to {number(high, 3)})"
+    )
 
 
 def _line(label: str, rows: Sequence[Measurement], look: int) -> Line:
