@@ -55,8 +55,9 @@ def diagnose(
     model open at a time; what the dense one leaves lies in a temporary folder meanwhile.
 
     Rows: for attention, feed-forward, whole layers and, in value space (site ``layers.3.attention.value``, before the output projection),
-    all heads together and each: ``error.total``, ``.along``, ``.signed``, ``.across``, ``.across_share``, ``.cosine``, ``.pooled`` and ``.sqnr``,
-    each with the mode behind it (:mod:`thalweg.geometry.errors`), an interval over documents (windows, of fewer than eight) and the null;
+    all heads together and each: ``error.total``, ``.along``, ``.signed``, ``.across``, ``.across_share``, ``.cosine``, ``.pooled``,
+    ``.sqnr``, each with the mode behind it (:mod:`thalweg.geometry.errors`), an interval over documents (windows, of
+    fewer than eight) and the null;
     means over layers and ``agreement.*`` (:mod:`thalweg.compression.layer_numbers`); in global mode of decoders ``kl``, ``loss.*`` and
     ``top_token_agreement``. Source: He et al. 2026 (arXiv 2609.15975). Deviations: all tokens by default; where layers add their updates, the
     error of a layer is that of their sum and not of a difference of states.

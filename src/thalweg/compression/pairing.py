@@ -267,8 +267,8 @@ def vocabulary_of(tokenizer: Any) -> dict[str, int] | None:
     get = getattr(tokenizer, "get_vocab", None)
     if get is not None:
         return dict(get())
-    inner = getattr(tokenizer, "tokenizer", None)
-    return dict(inner.get_vocab()) if hasattr(inner, "get_vocab") else None
+    get = getattr(getattr(tokenizer, "tokenizer", None), "get_vocab", None)
+    return None if get is None else dict(get())
 
 
 def _shared(model: nn.Module) -> dict[str, Any]:
@@ -322,5 +322,5 @@ def digest(model: nn.Module) -> str:
         if values is None:
             return f"not taken: {name} does not show its values"
         made.update(f"{name} {list(values.shape)} {values.dtype}".encode())
-        made.update(values.cpu().contiguous().view(torch.uint8).numpy())
+        made.update(values.cpu().contiguous().view(torch.uint8).numpy().data)
     return made.hexdigest()

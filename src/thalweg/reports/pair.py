@@ -37,8 +37,9 @@ AGREED = {
 }
 MEANING = (
     "The error e of an update is what the compressed model adds to the stream minus what the dense one adds. It is split, token by token, "
-    "along and across the dense update, and given in units of that update's norm. Values are means over tokens, intervals over {units}. Dashed: a random "
-    "error of the same size at the same tokens. In a wide stream that lies across almost entirely: a large part across alone says nothing."
+    "along and across the dense update, and given in units of that update's norm. Values are means over tokens, intervals over {units}. "
+    "Dashed: a random error of the same size at the same tokens. "
+    "In a wide stream that lies across almost entirely: a large part across alone says nothing."
 )
 PROTECTED = 6  # layers that are named
 PROTECT_NOTE = (
@@ -122,7 +123,8 @@ def verdict(rows: Measurements, names: tuple[str, str], modes: Sequence[str]) ->
         if branch == "layer" and null is not None and signed is not None and row.value > 0:
             found.append(
                 f"Of the norm of a whole layer's error {number(100 * row.value, 4)} % lies across the dense update; "
-                f"an error in a random direction would have {number(100 * null, 5)} %. Along it the update became {'longer' if signed.value > 0 else 'shorter'} by "
+                f"an error in a random direction would have {number(100 * null, 5)} %. "
+                f"Along it the update became {'longer' if signed.value > 0 else 'shorter'} by "
                 f"{number(100 * abs(signed.value), 3)} %."
             )
     first = [str(row.layer) for row in _worst(rows, mode)[:PROTECTED]]
@@ -176,7 +178,7 @@ def ranking_table(rows: Measurements, mode: str) -> Table:
     found = []
     for place, row in enumerate(_worst(rows, mode), 1):
 
-        def cell(name: str, branch: str = main, layer: int | None = row.layer, of: str = f".{mode}") -> str:
+        def cell(name: str, branch: str = main, layer: int = row.layer or 0, of: str = f".{mode}") -> str:
             one = by.get((f"error.{name}{of}", branch, layer))
             return NONE if one is None else number(one.value, 3)
 
@@ -274,7 +276,7 @@ def agreement_table(rows: Measurements, mode: str) -> Table | None:
     chance = next((row.null_kind for row in rows if row.measure.startswith("agreement.")), "")
     note = (
         f"Mode {mode}: correlation over {listed(sorted({str(n) for n in counts.values()}))} layers with the whole error of the same branch, "
-        f"with intervals over units of the text; null 0 ({chance}). Where a cheap number is near 1 (SQNR and cosine: near -1), it says the same."
+        f"with intervals over units of the text; null 0 ({chance}). Near 1 (SQNR and cosine: near -1) it says the same."
     )
     return Table(("number", "of", "Spearman", "Pearson", "layers"), found, note)
 
