@@ -11,9 +11,9 @@ def check(plan: CompressionPlan, scale: str, simulations: int = 20_000) -> Check
     chosen, hypotheses = plan.at(scale), plan.hypotheses_at(scale)
     problems = []
     for h in hypotheses:
-        behind = len(plan.named_by(h)) - 1 if h.measure == "rank" else LEAST
+        behind = len(plan.named_by(h, scale)) - 1 if h.measure == "rank" else LEAST
         if h.measure == "layer_rank":
-            behind = len(plan.named_by(h)) - 3  # no-op, first and last layer
+            behind = len(plan.named_by(h, scale)) - 3  # no-op, first and last layer
         if behind < LEAST:
             problems.append(f"{h.id} ranks {behind} arms, at least {LEAST} are needed")
         if not chosen.kl_documents and "kl" in h.contrast and h.measure in ("rank", "layer_rank"):

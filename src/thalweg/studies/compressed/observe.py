@@ -28,7 +28,7 @@ def trials(plan: CompressionPlan, scale: str, found: Records) -> list[Trial]:
 def _observed(
     plan: CompressionPlan, scale: str, h: CompressionHypothesis, found: Records, units: range
 ) -> dict[str, dict[int, Observation | None]]:
-    if any(name not in found for name in plan.named_by(h)):
+    if any(name not in found for name in plan.named_by(h, scale)):
         return {column: dict.fromkeys(units) for column in h.contrast}
     if h.measure in ("rank", "layer_rank"):
         arms = plan.ranked(h.subject, scale) if h.measure == "rank" else alone(plan.members[h.family])[1:-1]

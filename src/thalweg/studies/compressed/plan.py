@@ -295,22 +295,21 @@ class CompressionPlan:
     def hypotheses_at(self, scale: str) -> list[CompressionHypothesis]:
         """The hypotheses whose arms all run at ``scale``."""
         arms = set(self.arms_at(scale))
-        return [h for h in self.hypotheses if arms.issuperset(self.named_by(h))]
+        return [h for h in self.hypotheses if arms.issuperset(self.named_by(h, scale))]
 
     def ranked(self, subject: str, scale: str) -> list[CompressionArm]:
-        """The arms that predictors are ranked over: whole models, nothing protected."""
-        arms = (self.edits[name] for name in self.arms_at(scale))
-        return [
-            a for a in arms if self.subject_of(a.family) == subject and a.ranked and a.alone is None and not a.protect
-        ]
+        """The arms that predictors are ranked over at ``scale``: whole models, nothing protected."""
+        return [arm for arm in (self.edits[name] for name in self.arms_at(scale)) if self._is_ranked(arm, subject)]
 
-    def named_by(self, h: CompressionHypothesis) -> list[str]:
-        """The arms that a hypothesis rests on, no-ops included."""
+    def _is_ranked(self, arm: CompressionArm, subject: str) -> bool:
+        whole = arm.alone is None and not arm.protect
+        return self.subject_of(arm.family) == subject and arm.ranked and whole
+
+    def named_by(self, h: CompressionHypothesis, scale: str | None = None) -> list[str]:
+        """The arms that a hypothesis rests on, no-ops included; a rank over compressions, on those of ``scale`` (None: all)."""
         if h.measure == "rank":
-            arms = [
-                a for a in self.edits.values()
-                if self.subject_of(a.family) == h.subject and a.ranked and a.alone is None and not a.protect
-            ]  # fmt: skip
+            every = list(self.edits.values()) if scale is None else [self.edits[name] for name in self.arms_at(scale)]
+            arms = [arm for arm in every if self._is_ranked(arm, h.subject)]
         elif h.measure == "layer_rank":
             arms = alone(self.members[h.family])
         else:
