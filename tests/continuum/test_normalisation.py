@@ -93,7 +93,9 @@ def test_norms_are_told_by_what_they_do():
 
     found = norms_of(locate(subjects.llama(rms_norm_eps=3e-4)))
     assert len(found) == 5 and [n.layer for n in found] == [0, 0, 1, 1, None]
-    assert all(n.epsilon == pytest.approx(3e-4, rel=1e-4) and n.largest_gain == pytest.approx(1, abs=1e-4) for n in found)
+    assert all(
+        n.epsilon == pytest.approx(3e-4, rel=1e-4) and n.largest_gain == pytest.approx(1, abs=1e-4) for n in found
+    )
     assert norms_of(locate(subjects.bert())) == [] and norms_of(locate(subjects.gpt2())) == []
     torch.manual_seed(0)
     gemma = GemmaForCausalLM(GemmaConfig(**subjects.SMALL, head_dim=8, num_key_value_heads=2, **subjects.IDS))

@@ -33,9 +33,9 @@ def test_the_overlap_is_what_rotated_vectors_have_in_common():
 
 
 @pytest.mark.parametrize("base", [1e4, 5e5, 1e6])
-@pytest.mark.parametrize("planes", [8, 64, 512])
+@pytest.mark.parametrize("planes", [8, 64, 256])
 def test_golden_long_time_rms(planes, base):
-    value, error = geometry.long_time_rms(geometry.plain_frequencies(2 * planes, base), 60_000)
+    value, error = geometry.long_time_rms(geometry.plain_frequencies(2 * planes, base), 40_000)
     assert value == pytest.approx(1, abs=0.02) and 0 < error < 0.01
 
 
@@ -123,13 +123,15 @@ def test_partial_rotation_leaves_planes_still():
 
     torch.manual_seed(0)
     rope = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
-    (clock,) = clocks_of(locate(GPTNeoXForCausalLM(GPTNeoXConfig(**subjects.SMALL, **subjects.IDS, rope_parameters=rope))))
+    (clock,) = clocks_of(
+        locate(GPTNeoXForCausalLM(GPTNeoXConfig(**subjects.SMALL, **subjects.IDS, rope_parameters=rope)))
+    )
     assert (len(clock.frequencies), clock.heads, clock.still) == (2, 8, 0.5)
 
 
 def test_the_probe_and_its_null():
     """In a window the clock of a model stands far from the law of long times; one of fast random planes does not."""
-    (one,) = findings(subjects.llama(), None, ["rotary"], options={"rotary": {"length": 2048, "lags": 4096}})
+    (one,) = findings(subjects.llama(head_dim=64), None, ["rotary"], options={"rotary": {"length": 2048, "lags": 4096}})
     assert not one.failed and not one.sketch and "never turn" in one.summary
     rows = {row.measure: row for row in one.rows}
     assert rows["rotary.window_rms"].value > 1.5 and rows["rotary.window_rms"].null == 1

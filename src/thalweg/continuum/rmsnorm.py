@@ -19,6 +19,7 @@ from thalweg.continuum.base import Figure, Finding, Probe, ProbeOptions, Subject
 from thalweg.continuum.norms import RootMeanSquareNorm, norms_of
 from thalweg.geometry.catalog import Null
 from thalweg.geometry.normalisation import epsilon_slope, power_law, rms_inverse, rms_lipschitz, rms_map
+from thalweg.ops.forward_mode import jvp
 from thalweg.records import Measurements
 
 EPSILONS = torch.logspace(-12, -1, 23, dtype=torch.float64)
@@ -197,7 +198,7 @@ def _reached(norm: RootMeanSquareNorm, x: Tensor) -> float:
     v[:, int(norm.gain.abs().argmax())] = 1.0
 
     def stretched(v: Tensor) -> Tensor:
-        return torch.func.jvp(norm.module, (x,), (v,))[1]
+        return jvp(norm.module, x, v)[1]
 
     pull: Any = torch.func.vjp(norm.module, x)[1]
     for _ in range(ITERATIONS):
@@ -243,7 +244,7 @@ def _at_origin(eps: float, width: int = 8) -> Tensor:
     """The stretch of RMSNorm at x = 0 by jvp along every axis: the largest column, J being a multiple of the identity there."""
     x = torch.zeros(width, dtype=torch.float64)
     columns = [
-        torch.func.jvp(lambda x: rms_map(x, eps), (x,), (axis,))[1] for axis in torch.eye(width, dtype=torch.float64)
+        jvp(lambda x: rms_map(x, eps), x, axis)[1] for axis in torch.eye(width, dtype=torch.float64)
     ]
     return torch.linalg.matrix_norm(torch.stack(columns, 1), 2)
 

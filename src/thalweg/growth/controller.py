@@ -203,7 +203,8 @@ class Controller:
     def _act(self, reading: Reading, step: int, fit: float) -> None:
         state = self.layers[reading.layer]
         assert self.threshold is not None
-        if step >= state.quiet:
+        # One change of a layer at a time: a mask lowers |M|, by which eigenvalues are divided, so what is left would seem more.
+        if step >= state.quiet and reading.layer not in self.pruning.masked:
             left = not state.isotropic and reading.top > self.threshold
             room = self.options.most_heads - len(reading.heads)
             if left and room > 0:

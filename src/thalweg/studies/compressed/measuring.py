@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from thalweg import compression
 from thalweg.capture import locate
 from thalweg.capture.evaluating import evaluating
 from thalweg.capture.limits import vocabulary_of
+from thalweg.compression import compressors
 from thalweg.compression.comparing import Diagnosis, diagnose
 from thalweg.compression.compressors.base import STORED
 from thalweg.compression.error_statistics import LAYER, unit_sums
@@ -35,6 +36,7 @@ from thalweg.studies.edits.subjects import OpenSubject
 from thalweg.studies.edits.texts import Reading
 
 BATCH_TOKENS = 1024  # of a forward pass
+MOST_KEPT = 2**30  # bytes of logits: 1 GiB
 CACHE = "cache"  # the method whose options are those of compress_cache
 COLUMNS = {"total": "total", "perpendicular": "across", "parallel": "along"}  # here -> what a comparison calls it
 
@@ -62,6 +64,7 @@ class Bench:
     calibration: list[list[int]]
     endings: list[list[Window]]
     depth: int
+    dense: dict[int, Tensor] = field(default_factory=dict)  # by batch, logits of the subject that fit into MOST_KEPT
 
     @classmethod
     def of(cls, subject: OpenSubject, plan: CompressionPlan, scale: str) -> "Bench":
@@ -144,7 +147,8 @@ class Bench:
             options["layers"] = [arm.alone]
         if skip:
             options["skip"] = skip
-        found = compression.compress(copy, arm.method, calibration=self.calibration, **options)
+        needs = compressors.create(arm.method, **arm.options).needs_calibration
+        found = compression.compress(copy, arm.method, calibration=self.calibration if needs else None, **options)
         record = found.record
         kept = record.kept_blocks
         errors: dict[str, list[float | None]] = {}
@@ -169,16 +173,25 @@ class Bench:
         kl: list[list[float]] = []
         size, same = max(1, BATCH_TOKENS // self.texts.judged.tokens), made.model is self.subject.model
         with evaluating(self.subject.model), evaluating(made.model):
-            for batch in batches(self.windows, size):
+            for number, batch in enumerate(batches(self.windows, size)):
                 ids = torch.tensor([w.inputs for w in batch], device=device_of(self.subject.model))
                 with made.around():
                     after = logits_of(made.model, ids)
-                before = after if same else logits_of(self.subject.model, ids)
+                before = after if same else self._dense(number, ids)
                 for dense, logits, window in zip(before, after, batch, strict=True):
                     found, _ = by_token(logits, torch.tensor(window.targets, device=logits.device))
                     nats.append([-float(found.sum())])
                     kl.append([float(kl_of(wide(dense), wide(logits)).mean())])
         return {"nats": nats, "kl": kl}
+
+    def _dense(self, number: int, ids: Tensor) -> Tensor:
+        """Logits of the subject on a batch, kept for the next compression while there is room."""
+        found = self.dense.get(number)
+        if found is None:
+            found = logits_of(self.subject.model, ids)
+            if sum(x.nbytes for x in self.dense.values()) + found.nbytes <= MOST_KEPT:
+                self.dense[number] = found
+        return found
 
     def _cloze(self, made: Made) -> dict[str, list[list[float]]]:
         """Whether the true ending of every document is the likeliest of its choices; nothing where there are none."""

@@ -1,0 +1,149 @@
+"""Several probes over one model: isolation, stamps, the model left as it was, the page, the command line."""
+
+import json
+import math
+
+import probe_subjects as subjects
+import pytest
+
+import thalweg
+from thalweg.cli import main
+from thalweg.continuum import Finding, Probe, findings, registry
+from thalweg.errors import InputError, UnknownNameError
+from thalweg.records import Measurements
+from thalweg.records.findings import Figure
+from thalweg.reports.probe import write_probe_report
+
+MINE = ["bridge", "horizon", "rmsnorm", "rotary"]
+
+
+@pytest.fixture
+def broken():
+    """Two probes that raise, registered for one test."""
+
+    @registry.register("zz_broken", summary="raises", source="a test")
+    class Broken(Probe):
+        text = False
+
+        def run(self, subject, text, options):
+            raise ValueError("two\nlines")
+
+    yield
+    del registry._entries["zz_broken"]
+
+
+def test_one_that_fails_or_does_not_apply_leaves_the_others(broken):
+    found = findings(subjects.bert(), subjects.texts(), ["rotary", "zz_broken", "bridge"], length=16)
+    assert [one.probe for one in found] == ["capture", "rotary", "zz_broken", "bridge"]
+    assert found[1].not_applicable and found[2].failed == "ValueError: two" and len(found[3].rows)
+    rows = thalweg.continuum.probe(subjects.bert(), subjects.texts(), ["rotary", "zz_broken"], length=16)
+    (row,) = rows.where(measure="rotary.not_applicable")
+    assert math.isnan(row.value) and "no rotary" in row.null_kind
+    assert len(rows.where(measure="zz_broken.failed")) == 1
+
+
+@pytest.mark.parametrize(
+    "make", [subjects.llama, subjects.bert, subjects.gpt2, subjects.ours, lambda: subjects.ours("delta")]
+)
+def test_the_model_is_left_as_it_was(make):
+    model = make().train()
+    model.requires_grad_(True)
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
+    backend = getattr(model.config, "_attn_implementation", None)
+    for one in findings(model, subjects.texts(6), MINE, length=16):
+        assert not one.failed, one.failed
+    after = model.state_dict()
+    assert before.keys() == after.keys() and all(x.equal(after[name]) for name, x in before.items())
+    assert [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()] == hooks and not any(hooks)
+    assert all(m.training for m in model.modules()) and all(p.grad is None for p in model.parameters())
+    assert getattr(model.config, "_attn_implementation", None) == backend
+
+
+def test_few_tokens_are_a_sketch_and_enough_are_none():
+    (_, few) = findings(subjects.llama(), subjects.texts(4), ["rmsnorm"], length=16)
+    assert few.sketch and all(row.split.startswith("sketch: 1") for row in few.rows)
+    (_, enough) = findings(subjects.llama(), subjects.texts(180, 48), ["rmsnorm"], length=48)
+    assert not enough.sketch and not any(row.split for row in enough.rows)
+
+
+def test_without_a_text_those_that_read_one_say_so():
+    found = findings(subjects.llama(), None, ["rmsnorm", "rotary"])
+    assert found[0].not_applicable == "it reads a text, and none was given" and len(found[1].rows)
+
+
+def test_bad_input_is_one_line():
+    with pytest.raises(UnknownNameError, match="Did you mean 'rotary'"):
+        findings(subjects.llama(), None, ["rotari"])
+    with pytest.raises(UnknownNameError, match="lagss"):
+        findings(subjects.llama(), None, ["rotary"], options={"rotary": {"lagss": 3}})
+    with pytest.raises(InputError, match="list of names"):
+        findings(subjects.llama(), None, "rotary")
+    with pytest.raises(InputError, match="a model .* or a Trajectory, got int"):
+        findings(3)
+    with pytest.raises(InputError, match="samples"):
+        findings(subjects.llama(), None, ["horizon"], options={"horizon": {"samples": 1}})
+
+
+def test_a_finding_is_stored_and_read_back():
+    (one,) = findings(subjects.llama(), None, ["rotary"], options={"rotary": {"lags": 64}})
+    again = Finding.from_plain(json.loads(json.dumps(one.to_plain())))
+    assert again == one
+    with pytest.raises(UnknownNameError, match="axis of a figure"):
+        Figure("x", ("a",), x="tokens")
+
+
+def test_the_page_draws_rows_alone(tmp_path):
+    found = findings(subjects.llama(), subjects.texts(), [*MINE], length=16)
+    bert = findings(subjects.bert(), None, ["rotary"])
+    path = write_probe_report([*found, *bert], tmp_path / "page.html", title="a <b> title", facts={"model": "tiny"})
+    page = path.read_text()
+    assert "a &lt;b&gt; title" in page and "<b> title" not in page
+    for one in found[1:]:
+        assert one.title in page and f"{one.probe}" in page
+        for caveat in one.caveats:
+            assert caveat.split("'")[0][:40].replace("<", "&lt;").replace(">", "&gt;") in page
+    assert page.count("<figure>") >= 9 and "not applicable: it has no rotary positions" in page and "Sketch" in page
+    with pytest.raises(InputError, match="no finding"):
+        write_probe_report([], tmp_path / "none.html", title="", facts={})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    from thalweg.capture.quiet import hushed
+    from thalweg.data.tasks.austen import shipped_tokenizer
+
+    place = tmp_path_factory.mktemp("model") / "llama"
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(shipped_tokenizer().library_json()))
+    with hushed():
+        subjects.llama(vocab_size=tokenizer.vocab_size).save_pretrained(place)
+        tokenizer.save_pretrained(place)
+    return place
+
+
+def test_the_command(folder, tmp_path, capsys):
+    page, rows = tmp_path / "page.html", tmp_path / "rows.jsonl"
+    flags = ["--only", "rotary,rmsnorm", "--tokens", "96", "--length", "24", "-o", str(page), "--rows", str(rows)]
+    assert main(["probe", str(folder), *flags, "--option", "rotary.lags=64", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["probe"] for one in found["findings"]] == ["capture", "rotary", "rmsnorm"]
+    assert page.exists() and len(Measurements.load(rows)) == sum(len(one["rows"]) for one in found["findings"])
+    for bad, said in (
+        (["--only", "rotari"], "Did you mean 'rotary'"),
+        (["--option", "rotary"], "PROBE.NAME=VALUE"),
+        (["--tokens", "1"], "at least 2"),
+        ([], "exists; choose another name"),
+    ):
+        assert main(["probe", str(folder), "-o", str(page), *(["--overwrite"] if bad else []), *bad]) == 2
+        error = capsys.readouterr().err.strip().splitlines()
+        assert said in error[-1] and error[-1].startswith("error:")
+
+
+def test_the_list_of_probes(capsys):
+    assert main(["list", "probes", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(MINE) <= {one["name"] for one in found}
+    assert all(one["summary"] and "derived" in one["source"] for one in found)
