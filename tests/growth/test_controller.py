@@ -311,17 +311,18 @@ def test_a_head_that_does_nothing_is_masked_then_removed_without_drift():
     network = with_a_symmetric_head(0.0)
     controller = run(network, options(threshold=0.9))
     kinds = [event.kind for event in controller.record]
-    assert kinds == ["mask", "prune"] and controller.status == "converged"
-    mask, prune = controller.record
+    # What follows may be a birth: without the head |M| is smaller, and what is left a larger share of it.
+    assert kinds[:2] == ["mask", "prune"] and controller.status == "converged"
+    mask, prune = controller.record.events[:2]
     assert prune.step - mask.step == 4 * 5 and prune.drift == 0 and prune.heads == (1,)
     assert prune.parameters_after < prune.parameters_before and prune.energy_after <= prune.energy_before
-    assert [head.id for head in network.heads(0)] == [0]
+    assert 1 not in [head.id for head in network.heads(0)]
 
 
 def test_a_head_that_matters_is_restored_though_it_holds_no_direction():
     network = with_a_symmetric_head(8.0)
-    before = network.outputs()
-    controller = run(network, options(threshold=0.9, allowed_rise=0.0), steps=300)
+    before = network.target = network.outputs()  # what it computes is right, so that any loss of it shows
+    controller = run(network, options(threshold=0.9), steps=300)
     assert [event.kind for event in controller.record][:2] == ["mask", "restore"]
     assert controller.finished and len(network.heads(0)) == 2
     assert torch.equal(network.outputs(), before)
