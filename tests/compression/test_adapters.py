@@ -1,8 +1,8 @@
 """Compressors of other libraries: the files that go in and out, with a library that is made up; the real ones are in ``tests/parity``."""
 
 import json
-import os
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -78,7 +78,7 @@ def test_the_weights_that_come_back_take_the_place_of_ours(environment):
         and "model.layers.0.mlp.up_proj" in job["ignore"]
         and "model.layers.1.mlp.up_proj" not in job["ignore"]
     )
-    assert not os.path.exists(job["model"]) and len(told) == 1
+    assert not Path(job["model"]).exists() and len(told) == 1
     changed = {n for n, p in model.state_dict().items() if not torch.equal(p, before[n])}
     assert changed == {f"{row.name}.weight" for row in made.record.linears} and len(changed) == 14
     row = made.record.linears[0]
@@ -117,7 +117,7 @@ TROUBLE = {
 def test_what_goes_wrong_there_is_one_line_and_nothing_changes(environment, case):
     values, says = TROUBLE[case]
     model, before = fresh(), fresh().state_dict()
-    with pytest.raises(Exception, match="gave back x|failed in its own|has no torchao") as raised:
+    with pytest.raises(Exception, match=r"gave back x|failed in its own|has no torchao") as raised:
         compress_outside(model, "torchao:int8", environment=environment(**values)[0])
     assert says in str(raised.value) and "\n" not in str(raised.value)
     assert all(torch.equal(p, before[n]) for n, p in model.state_dict().items())

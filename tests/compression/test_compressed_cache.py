@@ -180,9 +180,12 @@ def test_values_that_cannot_be(options, says):
 
 def test_models_and_places_that_cannot_be():
     model = tiny("llama")
-    with compression.compress_cache(model, window=4):
-        with pytest.raises(InputError, match="compressed already"), compression.compress_cache(model, bits=4):
-            pass
+    with (
+        compression.compress_cache(model, window=4),
+        pytest.raises(InputError, match="compressed already"),
+        compression.compress_cache(model, bits=4),
+    ):
+        pass
     with pytest.raises(InputError, match="an encoder keeps no cache"), compression.compress_cache(tiny("bert"), bits=4):
         pass
     with (

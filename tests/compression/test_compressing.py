@@ -30,7 +30,7 @@ def by_hand(model, blocks, name, samples, **options):
         seen, hooks = {}, []
         for module_name, module in maps(model, f"{block}.").items():
 
-            def hear(m, args, n=module_name):
+            def hear(m, args, n=module_name, seen=seen):
                 seen.setdefault(n, Inputs(args[0].shape[-1], args[0])).add(args[0])
 
             hooks.append(module.register_forward_pre_hook(hear))

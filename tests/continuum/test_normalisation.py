@@ -132,7 +132,7 @@ def test_the_local_constant_by_hand():
     documents = subjects.texts(4, 7)
     (_, one) = findings(model, documents, ["rmsnorm"], length=9)
     (row,) = one.rows.where(measure="rmsnorm.lipschitz_local", site="model.layers.0.input_layernorm")
-    table, values = model.model.embed_tokens.weight.double(), []
+    table, values = model.model.embed_tokens.weight.detach().double(), []
     for ids in documents:
         for start in range(0, len(ids), 9):
             part = ids[start : start + 9]

@@ -54,7 +54,10 @@ def test_the_law_of_long_times_has_its_slope():
     assert geometry.plane_slope(1e4, None, (8, 32, 128)) == pytest.approx(-0.5, abs=0.02)
 
 
-@pytest.mark.parametrize(("base", "length", "share"), [(1e4, 2048, 0.37), (1e4, 8192, 0.22), (5e5, 8192, 0.45), (5e5, 131072, 0.24), (1e6, 32768, 0.38)])  # fmt: skip
+SHARES = [(1e4, 2048, 0.37), (1e4, 8192, 0.22), (5e5, 8192, 0.45), (5e5, 131072, 0.24), (1e6, 32768, 0.38)]
+
+
+@pytest.mark.parametrize(("base", "length", "share"), SHARES)
 def test_golden_shares_of_planes_that_never_turn(base, length, share):
     law = geometry.unturned_law(base, length)
     assert law == pytest.approx(share, abs=0.006)

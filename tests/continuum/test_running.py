@@ -5,6 +5,7 @@ import math
 
 import probe_subjects as subjects
 import pytest
+import torch
 
 import thalweg
 from thalweg.cli import main
@@ -79,7 +80,7 @@ def test_bad_input_is_one_line():
         findings(subjects.llama(), None, ["rotary"], options={"rotary": {"lagss": 3}})
     with pytest.raises(InputError, match="list of names"):
         findings(subjects.llama(), None, "rotary")
-    with pytest.raises(InputError, match="a model .* or a Trajectory, got int"):
+    with pytest.raises(InputError, match="or a Trajectory, got int"):
         findings(3)
     with pytest.raises(InputError, match="samples"):
         findings(subjects.llama(), None, ["horizon"], options={"horizon": {"samples": 1}})
@@ -146,4 +147,25 @@ def test_the_list_of_probes(capsys):
     assert main(["list", "probes", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert set(MINE) <= {one["name"] for one in found}
-    assert all(one["summary"] and "derived" in one["source"] for one in found)
+    assert all(one["summary"] and one["source"] for one in found)
+    assert all("derived by us" in one["source"] for one in found if one["name"] in MINE)
+
+
+def test_trajectories_are_told_from_models(tmp_path, capsys):
+    """Catches: a run's trajectory taken for a model where only vortex is asked for, and the other way round."""
+    from thalweg.cli.probe_command import trajectory_of
+    from thalweg.continuum import Trajectory
+    from thalweg.continuum.trajectory import NAME
+
+    walk = torch.randn(40, 4, generator=torch.Generator().manual_seed(0)).cumsum(0)
+    one = Trajectory(torch.arange(40), {"all": walk})
+    place = one.write(tmp_path / NAME)
+    assert trajectory_of(str(place), None) is not None and trajectory_of(str(tmp_path), None) is not None
+    (tmp_path / "config.json").write_text("{}")
+    assert trajectory_of(str(tmp_path), None) is None and trajectory_of(str(tmp_path), ["vortex"]) is not None
+    (found,) = findings(one, None, ["rotary"])
+    assert found.not_applicable == "it looks at a model, and this is a trajectory of weights"
+    with pytest.raises(InputError, match="without a text"):
+        findings(one, ["a"])
+    assert main(["probe", str(tmp_path / "none"), "--only", "vortex", "-o", str(tmp_path / "p.html")]) == 2
+    assert "is missing" in capsys.readouterr().err

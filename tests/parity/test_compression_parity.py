@@ -176,7 +176,7 @@ def test_the_masks_of_torchao_are_ours_with_the_square_of_the_norm(torchao, spar
 @pytest.mark.parity
 @pytest.mark.parametrize(("method", "bits", "group"), [("int8", 8, "row"), ("int4", 4, 32)])
 def test_rounding_is_that_of_torchao_but_for_the_lowest_level(torchao, method, bits, group):
-    """torchao: s = max|W| / (2^(b-1) - 1/2) and 2^b levels; ours 2^b - 1 levels with both ends on the grid. At most half a step of each apart."""
+    """torchao: s = max|W| / (2^(b-1) - 1/2) and 2^b levels; ours 2^b - 1 levels with both ends on the grid. At most half a step of each."""
     theirs, mine, dense = toy(), toy(), toy()
     compress_outside(theirs, f"torchao:{method}", environment=torchao, group=group)
     compression.compress(mine, "round_to_nearest", bits=bits, group=group, symmetric=True)

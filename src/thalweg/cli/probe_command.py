@@ -10,7 +10,7 @@ from thalweg.errors import ExitCode, InputError
 
 EXAMPLES = """examples:
   thalweg probe smollm2 --only rmsnorm,rotary -o smollm2-probes.html
-  thalweg probe runs/weights.pt --only vortex
+  thalweg probe runs/mgt-d4-s0 --only vortex
   thalweg probe smollm2 --only rotary --option rotary.target=131072
 
 Each probe stands alone: one that does not apply says why, one that fails says how, and the others run (thalweg list probes). A model is
@@ -103,7 +103,7 @@ def probed(
     def listen(name: str, one: Any) -> None:
         tell(f"{name} ..." if one is None else f"  {one.words}")
 
-    trajectory = trajectory_of(args.model)
+    trajectory = trajectory_of(args.model, only)
     if trajectory is not None:
         found = findings(trajectory, None, only, options=options, name=Path(args.model).name, listen=listen)
         return found, {"trajectory": args.model}
@@ -141,14 +141,21 @@ def probed(
     return found, facts
 
 
-def trajectory_of(where: str) -> Any:
-    """The trajectory of weights that is saved at a place; None where none is."""
-    try:
-        from thalweg.continuum.trajectory import Trajectory
-    except ModuleNotFoundError:
-        return None
+def trajectory_of(where: str, only: list[str] | None) -> Any:
+    """The trajectory of weights that is meant, or None: then it is a model.
 
-    return Trajectory.load(where) if Trajectory.is_saved(where) else None
+    Meant where ``only`` names none but probes of trajectories; else of a place that can be nothing but a trajectory, so that the folder
+    of a run is its model. Raises: InputError, CheckpointError for a place that cannot be read as one.
+    """
+    from thalweg.continuum import registry
+    from thalweg.continuum.trajectory import NAME, Trajectory
+    from thalweg.records import RunFolder
+
+    path = Path(where)
+    asked = only is not None and all(registry[one].kind == "trajectory" for one in only)
+    saved = path.is_file() and path.suffix == ".safetensors"
+    beside = (path / NAME).is_file() and not (path / "config.json").exists() and not RunFolder.is_run(path)
+    return Trajectory.read(path) if asked or saved or beside else None
 
 
 def finish(args, page: Path, found: Any, facts: dict[str, str]) -> ExitCode:

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from thalweg import config
-from thalweg.cli.console import emit, grid
 from thalweg.cli.compressor_facts import compressor
+from thalweg.cli.console import emit, grid
 from thalweg.cli.facts import explained
 from thalweg.cli.mixer_facts import mixer
 from thalweg.errors import InputError

@@ -90,8 +90,8 @@ def compress_cache(model: nn.Module, **options) -> Iterator[CacheOptions]:
     Source: rounding, KIVI (Liu et al. 2024, arXiv 2402.02750: keys by channel, values by token, a residual in full precision); forgetting,
     StreamingLLM (Xiao et al. 2024, arXiv 2309.17453: attention sinks and a window).
     Deviations: keys are rounded after their rotation (as in KIVI), and those that are forgotten leave the others at their own positions
-    (StreamingLLM counts positions inside the memory). Latent caches (MLA) are rounded after decompression. Where a cache of transformers forgets
-    by itself (sliding windows), places are counted in what it holds.
+    (StreamingLLM counts positions inside the memory). Latent caches (MLA) are rounded after decompression. Where a cache of transformers
+    forgets by itself (sliding windows), places are counted in what it holds.
     Raises: InputError for an encoder, a second one on the same model, groups that do not divide a head, and as the attention tap does.
     """
     made = CacheOptions(**options)

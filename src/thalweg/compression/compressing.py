@@ -64,9 +64,9 @@ def compress(
     batch_size: samples of one length that are run side by side. progress: called with the number of layers done (0 before the first)
     and the plan. source: what the record calls the model.
 
-    Weights become dense floats with the values of the compressed model. With a calibration the layers are taken in order: block l is run on what
-    the compressed blocks before it give, its inputs are gathered, all of its maps are compressed, and it is run again for the next one (the
-    order of Wanda and AWQ). Bounded memory: the states of one depth over all samples, and in^2 numbers for the inputs of every map of a layer.
+    Weights become dense floats with the values of the compressed model. With a calibration the layers are taken in order: block l is run on
+    what the compressed blocks before it give, its inputs are gathered, all of its maps are compressed, and it is run again for the next one
+    (the order of Wanda and AWQ). Bounded memory: the states of one depth over all samples, and in^2 numbers for the inputs of each of its maps.
     Embeddings, unembedding, norms and biases stay. An error raised before the first layer leaves the model untouched.
     Raises: UnknownNameError for an unknown method or option; InputError for what cannot be compressed, in one line.
     """
@@ -145,7 +145,7 @@ def _plainly(targets: list[Target]) -> Iterator[tuple[list[Target], None, bool]]
 def _in_order(
     located: Located, targets: list[Target], calibration: Calibration, batch_size: int
 ) -> Iterator[tuple[list[Target], Inputs, bool]]:
-    """Groups of maps that read one tensor, with their inputs, layer after layer; what is yielded must be applied before the next is asked for."""
+    """Groups of maps that read one tensor, with their inputs, layer after layer; apply what is yielded before asking for the next."""
     replay = Replay(located, calibration.batches(batch_size), targets)
     chosen = sorted({target.layer for target in targets})
     for layer in range(chosen[-1] + 1):

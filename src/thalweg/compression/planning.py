@@ -35,7 +35,8 @@ class CompressionPlan:
         ]
         if self.tokens:
             found.append(
-                f"calibration: {self.samples} samples, {self.tokens:,} tokens; the model once over all of it, then {self.block_passes} runs of one block"
+                f"calibration: {self.samples} samples, {self.tokens:,} tokens; the model once over all of it, then "
+                f"{self.block_passes} runs of one block"
             )
             found.append(
                 f"beside the model {_mib(self.states)} for the states of one depth, {_mib(self.gathered)} for the inputs of one layer"

@@ -13,7 +13,8 @@ from thalweg.errors import InputError
 
 @dataclass(frozen=True)
 class Structure:
-    """share: of the weights of a row that go, where they stand free. n, m: so many of every m neighbouring inputs go; 0 where they stand free."""
+    """share: of the weights of a row that go, where they stand free. n, m: n of every m neighbouring inputs go; 0 where they
+    stand free."""
 
     share: float
     n: int = 0

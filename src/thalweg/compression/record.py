@@ -15,8 +15,9 @@ SIMULATED = "the weights are dense floats that hold the values that a compressed
 
 @dataclass(frozen=True)
 class LinearRecord:
-    """One matrix. shape [out in]. bits_per_weight: stored natively. sparsity: share of zeros. mean_square_error: of the weights. relative_error:
-    ||W' - W||^2 / ||W||^2. output_error: E|(W' - W) x|^2 / E|W x|^2 over the calibration tokens, None without. facts: of the compressor."""
+    """One matrix. shape [out in]. bits_per_weight: stored natively. sparsity: share of zeros. mean_square_error: of the weights.
+    relative_error: ||W' - W||^2 / ||W||^2. output_error: E|(W' - W) x|^2 / E|W x|^2 over the calibration tokens, None without.
+    facts: of the compressor."""
 
     name: str
     layer: int

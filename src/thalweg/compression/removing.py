@@ -77,7 +77,7 @@ def _theirs(located: Located, kept: list[int]) -> Callable[[], None]:
     blocks = getattr(parent, list_name)
     if not isinstance(blocks, nn.ModuleList) or config is None:
         raise InputError(f"the layers of {type(located.model).__name__} are no list that layers could be taken out of")
-    numbers = [
+    numbers: list[tuple[Any, Any]] = [
         (m, m.layer_idx)
         for layer in kept
         for m in blocks[layer].modules()
@@ -102,7 +102,7 @@ def _theirs(located: Located, kept: list[int]) -> Callable[[], None]:
     try:
         setattr(parent, list_name, nn.ModuleList(blocks[layer] for layer in kept))
         for module, number in numbers:
-            module.layer_idx = place.get(number, number)
+            module.layer_idx = place.get(int(number), int(number))
         for key in counts:
             setattr(parent, key, len(kept))
         config.num_hidden_layers = len(kept)
@@ -142,8 +142,8 @@ def _check_config(model: nn.Module, config: Any) -> None:
             fault = name
     if fault is not None:
         raise InputError(
-            f"with these layers gone the configuration of {type(model).__name__} would make another {fault or 'model'}: its layers differ by their "
-            "number; drop others, or zero them by thalweg edit --site block"
+            f"with these layers gone the configuration of {type(model).__name__} would make another {fault or 'model'}: its layers differ by "
+            "their number; drop others, or zero them by thalweg edit --site block"
         )
 
 
@@ -151,7 +151,7 @@ def _shapes(module: nn.Module) -> dict[str, Any]:
     return {name: p.shape for name, p in module.named_parameters(recurse=False)}
 
 
-def _ours(model: nn.Module, decoder: Decoder, kept: list[int]) -> Callable[[], None]:
+def _ours(model: Any, decoder: Decoder, kept: list[int]) -> Callable[[], None]:
     """Of a decoder of ours: a smaller one with the same weights, whose parts take the place of the old ones."""
     config, per_layer = decoder.config, len(decoder.config.layers)
     place = {old: new for new, old in enumerate(kept)}

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         registry,
     )
     from thalweg.continuum.running import findings, probe
+    from thalweg.continuum.trajectory import Trajectory
 
 __all__ = [
     "Figure",
@@ -27,6 +28,7 @@ __all__ = [
     "Probe",
     "ProbeOptions",
     "Subject",
+    "Trajectory",
     "entries",
     "findings",
     "names",
@@ -50,5 +52,6 @@ __getattr__, __dir__ = lazy(
             "registry",
         ),
         "running": ("findings", "probe"),
+        "trajectory": ("Trajectory",),
     },
 )

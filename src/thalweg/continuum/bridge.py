@@ -15,7 +15,7 @@ from thalweg.capture.windows import Text
 from thalweg.continuum.base import Figure, Finding, Probe, ProbeOptions, Subject, UnitMeans, register
 from thalweg.continuum.scores import no_attention, scores_of, watch_attention
 from thalweg.errors import InputError
-from thalweg.ops.entropic import causal_columns, entropy, free_energy, full_bridge, functional, half_bridge
+from thalweg.ops.entropic import FLOOR, causal_columns, entropy, free_energy, full_bridge, functional, half_bridge
 from thalweg.ops.precision import wide
 from thalweg.records import Measurements
 
@@ -174,7 +174,7 @@ class _State:
 
     def _identities(self, scores: Tensor) -> None:
         """The half bridge as minimum of the free energy, and dF/dT = -H, on some rows in float64."""
-        rows = scores.double().flatten(0, 2)
+        rows = scores.double().flatten(0, 2).clamp(min=FLOOR)  # -inf has no derivative in the temperature
         rows = rows[:: max(1, len(rows) // ROWS)]
         for temperature in TEMPERATURES:
             cost = -rows

@@ -22,7 +22,8 @@ from thalweg.records import Measurements
 from thalweg.statistics import bootstrap
 
 TOKENS_NEEDED = 128  # a window shorter than this holds no needle task
-NEIGHBOURS = "the same number of keys elsewhere in the prompt, drawn at random"
+NEIGHBOURS = "other keys of the prompt, drawn at random"
+DRAWN = 16
 CAVEATS = (
     "N_c is an estimate for one key among others with normal logits, for each head alone; a model retrieves by many heads and layers.",
     "Heads shown as retrieving were chosen by their weight on every second sample and are measured on the others.",
@@ -43,7 +44,7 @@ class HorizonOptions(ProbeOptions):
     lengths: tuple[int, ...] = (192, 384, 768)
     samples: int = 6
     share: float = 0.5
-    heads: int = 4
+    heads: int = 2
 
     def __post_init__(self) -> None:
         if self.samples < 2 or self.heads < 1 or not self.lengths or min(self.lengths) < 8:
@@ -91,7 +92,7 @@ FIGURES = (
         "share of attention",
         log_x=True,
         lines="site",
-        note="Predicted from the shortest length: by the weight there, or by margin and spread. Dashed: as many keys elsewhere.",
+        note="Of the best key of the needle, without the first token. Predicted: from the shortest length alone. Dashed: other keys.",
     ),
     Figure(
         "Needle retrieval",
@@ -199,9 +200,8 @@ class _Margins:
         others = scores[:, other]
         total = torch.logsumexp(scores, -1)
         best = scores[:, inside].max(-1).values
-        span = self.needle.end - self.needle.start
         places = other.nonzero()[:, 0]
-        drawn = places[torch.randint(len(places), (span,), generator=self.generator)]
+        drawn = places[torch.randint(len(places), (DRAWN,), generator=self.generator)]
         skew, kurtosis = shape_of(others)
         self.found.setdefault(layer, []).append(
             {
@@ -209,7 +209,7 @@ class _Margins:
                 "spread": others.std(-1),
                 "kept": (scores[:, inside] - total[:, None]).exp().sum(-1),
                 "best": torch.sigmoid(best - torch.logsumexp(others, -1)),
-                "null": (scores[:, drawn] - total[:, None]).exp().sum(-1),
+                "null": (scores[:, drawn] - torch.logsumexp(others, -1, keepdim=True)).exp().mean(-1),
                 "skew": skew,
                 "kurtosis": kurtosis,
                 "keys": torch.full_like(best, float(other.sum()) + 1),
@@ -337,10 +337,12 @@ def _by_length(
             continue
         part = {name: x[1::2, h] for name, x in found[layer].items()}
         null = {"null": float(part["null"].mean()), "null_kind": NEIGHBOURS}
-        values, n = part["kept"].numpy(), len(part["kept"])
+        values, n = part["best"].numpy(), len(part["best"])
         interval = bootstrap((values, torch.ones(n).numpy()), lambda a, b: a / b)
         ends = {"low": interval.low, "high": interval.high, "interval": interval.words} if n >= 3 else {}
         rows.add("horizon.retained", float(values.mean()), step=length, n=n, **ends, **null, **where)
+        whole = float(part["kept"].mean())
+        rows.add("horizon.needle_share", whole, step=length, n=n, **where)
         keys = float(part["keys"].mean())
         even = {"null": 1 / keys, "null_kind": "1 / N", "step": length, "n": n}
         told = retention(start["margin"], start["spread"], keys)

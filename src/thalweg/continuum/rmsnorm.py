@@ -243,9 +243,7 @@ def _law(norms: list[RootMeanSquareNorm], tables: dict[str, Table], rows: Measur
 def _at_origin(eps: float, width: int = 8) -> Tensor:
     """The stretch of RMSNorm at x = 0 by jvp along every axis: the largest column, J being a multiple of the identity there."""
     x = torch.zeros(width, dtype=torch.float64)
-    columns = [
-        jvp(lambda x: rms_map(x, eps), x, axis)[1] for axis in torch.eye(width, dtype=torch.float64)
-    ]
+    columns = [jvp(lambda x: rms_map(x, eps), x, axis)[1] for axis in torch.eye(width, dtype=torch.float64)]
     return torch.linalg.matrix_norm(torch.stack(columns, 1), 2)
 
 

@@ -121,10 +121,8 @@ def subject_of(subject: Any, tokenizer: Any = None, name: str = "", map: Any = N
     if isinstance(subject, nn.Module):
         called = name or getattr(getattr(subject, "config", None), "name_or_path", "") or type(subject).__name__
         return Subject(locate(subject, map), tokenizer=tokenizer, name=called)
-    try:
-        from thalweg.continuum.trajectory import Trajectory
-    except ModuleNotFoundError:
-        Trajectory = ()
+    from thalweg.continuum.trajectory import Trajectory
+
     if isinstance(subject, Trajectory):
         return Subject(trajectory=subject, name=name)
     raise InputError(

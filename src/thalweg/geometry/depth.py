@@ -12,7 +12,8 @@ from torch import Tensor
 from thalweg.errors import InputError, ShapeError
 from thalweg.geometry.catalog import measure
 from thalweg.geometry.checks import token_matrix
-from thalweg.geometry.similarity import state_cosine, unit
+from thalweg.geometry.lengths import token_relative_update
+from thalweg.geometry.similarity import state_cosine, token_cosine, unit
 
 _PATHS = "trajectories [... places width], one state a row"
 _STATES = "states [... tokens width]"
@@ -21,6 +22,25 @@ _CLUSTERS = "Geshkovski et al. 2023, arXiv 2312.10794"
 
 def _path(states: Tensor, least: int) -> Tensor:
     return token_matrix(states, "a trajectory", least)
+
+
+measure(
+    "depth.speed",
+    summary="norm of the step of a token through a layer over the norm of its state",
+    source="definition",
+    takes="states and steps [... width]",
+    range=(0.0, None),
+    null="none",
+)(token_relative_update)
+for _name, _words in (("within", "one window"), ("across", "different windows")):
+    measure(
+        f"depth.{_name}_cosine",
+        summary=f"mean cosine of two tokens of {_words}, the first token left out",
+        source="Noci et al. 2022, arXiv 2206.03126; the comparison is ours",
+        takes=_STATES,
+        range=(-1.0, 1.0),
+        null="0: independent directions without a common mean",
+    )(token_cosine)
 
 
 @measure(

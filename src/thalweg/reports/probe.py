@@ -74,12 +74,10 @@ def write_probe_report(
     )
 
 
-def _overview(probes: Sequence[Finding]) -> Table:
-    rows = []
-    for one in probes:
-        said = one.words.partition(": ")[2]
-        rows.append((one.probe, said, NONE if one.seconds is None else f"{one.seconds:.1f} s"))
-    return Table(("probe", "found", "time"), rows, "No verdict is given here; a locked study gives one.")
+def _overview(probes: Sequence[Finding]) -> dict[str, str]:
+    """One line for each probe: what it found, and how long it took."""
+    took = {one.probe: "" if one.seconds is None else f" ({one.seconds:.1f} s)" for one in probes}
+    return {one.probe: f"{one.words.partition(': ')[2]}{took[one.probe]}" for one in probes}
 
 
 def part_of(one: Finding) -> Part:

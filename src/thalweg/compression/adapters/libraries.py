@@ -11,7 +11,6 @@ from thalweg.compression.pruning import Structure
 from thalweg.compression.rounding import rounding_bits
 from thalweg.errors import InputError, UnknownNameError
 
-
 TORCH = "torch==2.13.0"
 
 

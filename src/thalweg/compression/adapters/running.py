@@ -46,8 +46,8 @@ def compress_outside(
     """Compress ``model`` in place by a library, as :func:`thalweg.compression.compress` does by ours.
 
     method: ``llmcompressor:wanda`` and the like. environment: the Python of an environment that has the library. The model is written to
-    a temporary folder, compressed there in a process of its own, and its changed weights, dense, take the place of the old ones; norms too, where
-    the library folds scales into them. tell: gets a line before the process starts.
+    a temporary folder, compressed there in a process of its own, and its changed weights, dense, take the place of the old ones; norms too,
+    where the library folds scales into them. tell: gets a line before the process starts.
     Raises: UnknownNameError, InputError: no environment, a model that is none of transformers, or what the library said, in one line.
     """
     library, name, found = external(method)

@@ -60,18 +60,20 @@ class Awq(Compressor):
     Options = AwqOptions
     options: AwqOptions
     facts = CompressorFacts(
-        source="Lin et al. 2024, arXiv 2306.00978, Eq. 4 (error) and Eq. 5 (s = s_X^alpha); duo scaling, grid and constants as in llm-compressor 0.14",
+        source="Lin et al. 2024, arXiv 2306.00978, Eq. 4 (error) and Eq. 5 (s = s_X^alpha); duo scaling, grid, constants: llm-compressor 0.14",
         equation="x_j = mean |X_j|,  w_j = mean over outputs of |W_ij| / (max of its group + 1e-6)\n"
         "s = x^rho / (w^(1-rho) + 1e-4) (duo), or x^rho;  s = max(s, 1e-4);  s /= sqrt(max s  min s)\n"
         "W^ = Q(W s) s^-1,  Q: round_to_nearest;  rho from the grid with the least sum ||W^ X - W X||^2",
-        words="Inputs that are large on the text get larger weights before rounding, so that the levels lie closer to what matters. Maps that read "
-        "the same input (queries, keys and values; gate and up) share one scale.",
+        words="Inputs that are large on the text get larger weights before rounding, so that the levels lie closer to what matters. Maps that "
+        "read the same input (queries, keys and values; gate and up) share one scale.",
         calibration="tokens: mean size and products of the inputs (authors: a small set of the Pile)",
         bits="as round_to_nearest; the scales of the inputs are folded into what stands before and cost nothing",
         chosen=("grid: no scaling, then grid - 1 values of rho from 0 to 1 (duo), or grid values from 0 to 1",),
         deviations=(
-            "the error is that of the maps' own outputs (the paper's Eq. 4), from X X^T over all tokens; llm-compressor and the authors' code "
-            "compare the outputs of the whole sublayer for queries, keys, values, gate and up",
+            (
+                "the error is that of the maps' own outputs (the paper's Eq. 4), from X X^T over all tokens; llm-compressor and the authors' "
+                "code compare the outputs of the whole sublayer for queries, keys, values, gate and up"
+            ),
             "s is folded into W^ and not into the norm before, so maps without one (o, down) are scaled too; no clipping of weights",
         ),
         verified=(

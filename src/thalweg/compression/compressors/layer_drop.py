@@ -37,8 +37,8 @@ class LayerDrop(Compressor):
     facts = CompressorFacts(
         source="Men et al. 2024 (ShortGPT), arXiv 2403.03853, Eq. 1 (block influence)",
         equation="BI_l = 1 - mean over tokens of cos(h_l, h_(l+1));  the `count` layers of lowest BI go",
-        words="A layer that leaves the direction of the stream as it was is taken out. What it would have been given, the next one gets. The record "
-        "says which layers are left, by their old numbers.",
+        words="A layer that leaves the direction of the stream as it was is taken out. What it would have been given, the next one gets. The "
+        "record says which layers are left, by their old numbers.",
         calibration="none with drop; with count tokens: the cosine of the stream before and after each layer (measure layer_drop_cosine)",
         bits="16: nothing else is compressed",
         chosen=("cosines are all measured on the whole model, once", "of equal ones the earlier layer goes"),
@@ -78,5 +78,6 @@ class LayerDrop(Compressor):
             allow_unverified=True,
         )
         return [
-            row.value for row in sorted((r for r in rows if r.measure == "layer_drop_cosine"), key=lambda r: r.layer)
+            row.value
+            for row in sorted((r for r in rows if r.measure == "layer_drop_cosine"), key=lambda r: r.layer or 0)
         ]

@@ -35,7 +35,7 @@ class LowRankOptions(CompressorOptions):
             raise InputError(f"rank and ratio say the same thing, got {self.rank} and {self.ratio}; give one of them")
         if self.rank is not None:
             check_whole("rank", self.rank, 1)
-        elif not 0 < self.ratio <= 1:
+        elif self.ratio is not None and not 0 < self.ratio <= 1:
             raise InputError(f"ratio is the share of the numbers that is left, above 0 and at most 1, got {self.ratio}")
         if self.weighting not in ("none", "absolute", "products"):
             raise UnknownNameError("value for weighting:", self.weighting, ("none", "absolute", "products"))
@@ -84,6 +84,7 @@ class LowRank(Compressor):
         """The rank that the options ask of a matrix [out in]."""
         if self.options.rank is not None:
             return self.options.rank
+        assert self.options.ratio is not None
         return max(1, min(math.floor(self.options.ratio * out * inputs / (out + inputs)), out, inputs))
 
     def one(self, name, weight, inputs):

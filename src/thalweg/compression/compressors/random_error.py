@@ -60,7 +60,7 @@ class RandomError(Compressor):
 
     @cached_property
     def _sizes(self) -> dict[str, float]:
-        record = read_record(self.options.like)
+        record = read_record(self.options.like or "")
         if record is None:
             raise InputError(
                 f"{self.options.like} holds no record of a compression; give a folder that thalweg compress wrote"
@@ -70,11 +70,12 @@ class RandomError(Compressor):
     def check(self, shapes):
         if self.options.like is not None and (missing := [name for name in shapes if name not in self._sizes]):
             raise InputError(
-                f"the record in {self.options.like} says nothing of {missing[0]} and {len(missing) - 1} others; choose the same layers and sites"
+                f"the record in {self.options.like} says nothing of {missing[0]} and {len(missing) - 1} others; "
+                "choose the same layers and sites"
             )
 
     def one(self, name, weight, inputs):
-        size = self.options.size if self.options.like is None else self._sizes[name]
+        size = self._sizes[name] if self.options.size is None else self.options.size
         generator = torch.Generator().manual_seed(crc32(f"{self.options.seed} {name}".encode()))
         error = torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(weight)
         error *= size * weight.norm() / error.norm()

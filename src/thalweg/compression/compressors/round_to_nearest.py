@@ -32,7 +32,8 @@ class RoundToNearest(Compressor):
     Options = RoundToNearestOptions
     options: RoundToNearestOptions
     facts = CompressorFacts(
-        source="Jacob et al. 2018, arXiv 1712.05877, Eq. 1 (r = S (q - Z)) and Section 2.1; groups along the inputs as in GPTQ (arXiv 2210.17323) and AWQ",
+        source="Jacob et al. 2018, arXiv 1712.05877, Eq. 1 (r = S (q - Z)) and Section 2.1; groups along the inputs as in GPTQ (arXiv "
+        "2210.17323) and AWQ",
         equation="asymmetric: low = min(W, 0), high = max(W, 0), s = (high - low) / (2^b - 1), z = round(-low / s)\n"
         "            W^ = s (clamp(round(W / s) + z, 0, 2^b - 1) - z)\n"
         "symmetric:  s = max|W| / (2^(b-1) - 1), W^ = s clamp(round(W / s), -(2^(b-1) - 1), 2^(b-1) - 1)",

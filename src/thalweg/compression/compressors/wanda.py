@@ -55,6 +55,7 @@ class Wanda(Compressor):
         Structure.of(self.options.sparsity).check(shapes)
 
     def one(self, name, weight, inputs):
+        assert inputs is not None
         structure = Structure.of(self.options.sparsity)
         made = weight.masked_fill(lowest(weight.abs() * inputs.norms.to(weight), structure), 0.0)
         return Made(made, structure.bits(made))

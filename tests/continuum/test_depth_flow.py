@@ -1,0 +1,134 @@
+"""The probe of trajectories through depth: against states taken by hand, against its nulls, on every connection."""
+
+import math
+
+import pytest
+import torch
+from tiny_families import VOCAB, tiny
+
+from thalweg import connections
+from thalweg.continuum import findings
+from thalweg.models import Decoder, DecoderConfig
+
+TEXTS = [torch.randint(5, VOCAB, (20,), generator=torch.Generator().manual_seed(i)).tolist() for i in range(9)]
+
+
+def found(model, **options):
+    return findings(model, TEXTS, ["depth_flow"], length=20, options={"depth_flow": options})[-1]
+
+
+def rows_of(finding, measure, **where):
+    return finding.rows.where(measure=measure, **where).to_rows()
+
+
+def test_speed_turning_and_cosine_by_hand():
+    """Catches a layer off by one, the first token kept, and angles between states in place of steps."""
+    model = tiny("llama")
+    ids = torch.tensor(TEXTS)
+    states = []
+    handles = [layer.register_forward_pre_hook(lambda m, args: states.append(args[0])) for layer in model.model.layers]
+    handles.append(model.model.norm.register_forward_pre_hook(lambda m, args: states.append(args[0])))
+    with torch.no_grad():
+        model(ids)
+    for handle in handles:
+        handle.remove()
+    finding = found(model)
+    path = torch.stack(states)[:, :, 1:]
+    steps = path.diff(dim=0)
+    for layer in (0, 1):
+        wanted = (steps[layer].norm(dim=-1) / path[layer].norm(dim=-1)).mean().item()
+        assert rows_of(finding, "depth.speed", layer=layer)[0]["value"] == pytest.approx(wanted)
+    wanted = torch.cosine_similarity(steps[0], steps[1], dim=-1).arccos().mean().item()
+    assert rows_of(finding, "depth.turning", layer=1)[0]["value"] == pytest.approx(wanted)
+    e = torch.nn.functional.normalize(path[2], dim=-1)
+    within, across = [], []
+    for i in range(9):
+        for j in range(9):
+            for a in range(19):
+                for b in range(19):
+                    if i == j and a != b:
+                        within.append(e[i, a] @ e[j, b])
+                    elif i < j and a < 3 and b < 3:
+                        across.append(e[i, a] @ e[j, b])
+    assert rows_of(finding, "depth.within_cosine", layer=2)[0]["value"] == pytest.approx(torch.stack(within).mean().item())
+    assert rows_of(finding, "depth.across_cosine", layer=2)[0]["null"] == 0
+
+
+class Layer(torch.nn.Module):
+    """x + F(x) with F of a fixed kind: towards the mean of the row, or a step that knows nothing of the tokens."""
+
+    def __init__(self, kind, index):
+        super().__init__()
+        self.kind, self.index = kind, index
+        self.sublayer = torch.nn.Identity()
+
+    def forward(self, x):
+        g = torch.Generator().manual_seed(self.index)
+        if self.kind == "merge":
+            return x + self.sublayer(0.5 * (x.mean(1, keepdim=True) - x))
+        return x + self.sublayer(torch.randn(x.shape, dtype=x.dtype, generator=g))
+
+
+class Toy(torch.nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(VOCAB, 64)
+        self.embedding.weight.data.normal_(generator=torch.Generator().manual_seed(0))
+        self.blocks = torch.nn.ModuleList(Layer(kind, i) for i in range(6))
+
+    def forward(self, input_ids, attention_mask=None):
+        x = self.embedding(input_ids)
+        for block in self.blocks:
+            x = block(x)
+        return (x,)
+
+
+def toy(kind):
+    map = {"blocks": "blocks", "causal": False, "width": 64, "sites": [{"kind": "mixing", "sublayer": "sublayer"}]}
+    return findings(Toy(kind), TEXTS, ["depth_flow"], length=20, map=map)[-1]
+
+
+def test_tokens_that_merge_are_found_and_a_walk_is_not():
+    """A probe that finds merging in steps that know nothing of the tokens fails here."""
+    merge, walk = toy("merge"), toy("walk")
+    (row,) = rows_of(merge, "depth.merging")
+    assert row["low"] > 0.5
+    (row,) = rows_of(walk, "depth.merging")
+    assert abs(row["value"]) < 0.06
+    (turn,) = rows_of(walk, "depth.turning", layer=3)
+    assert turn["value"] == pytest.approx(math.pi / 2, abs=0.05)
+    (row,) = rows_of(walk, "depth.straightness")
+    assert row["value"] == pytest.approx(row["null"], rel=0.05)
+    (row,) = rows_of(walk, "depth.stable_rank")
+    assert row["value"] == pytest.approx(row["null"], rel=0.1)
+    assert rows_of(merge, "depth.clusters", layer=6)[0]["value"] < 0.1
+    assert rows_of(walk, "depth.clusters", layer=6)[0]["value"] > 0.7
+
+
+@pytest.mark.parametrize("connection", connections.names())
+def test_every_connection_of_ours(connection):
+    model = Decoder(
+        DecoderConfig(vocab_size=VOCAB, width=32, depth=2, heads=4, connection=connection),
+        generator=torch.Generator().manual_seed(0),
+    )
+    finding = found(model)
+    assert not finding.failed
+    assert len(rows_of(finding, "depth.speed")) == 2
+    assert len(rows_of(finding, "depth.energy")) == 3
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt_neox", "mixtral"])
+def test_other_families(kind):
+    model = tiny(kind)
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    assert found(model).rows
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_bad_input_is_one_line():
+    with pytest.raises(Exception, match="beta must be positive") as error:
+        found(tiny("gpt2"), beta=0.0)
+    assert "\n" not in str(error.value)
+    short = findings(tiny("gpt2"), [[5, 6], [7, 8]], ["depth_flow"])[-1]
+    assert "longer texts" in short.failed
