@@ -94,7 +94,14 @@ def test_version(capsys):
 
 
 @pytest.mark.parametrize(
-    ("kind", "one"), [("connections", "mgt"), ("compressors", "wanda"), ("measures", "effective_rank"), ("plans", "demo"), ("tasks", "austen")]
+    ("kind", "one"),
+    [
+        ("connections", "mgt"),
+        ("compressors", "wanda"),
+        ("measures", "effective_rank"),
+        ("plans", "demo"),
+        ("tasks", "austen"),
+    ],
 )
 def test_list(capsys, kind, one):
     rows = json.loads(out(capsys, ["list", kind, "--json"]))

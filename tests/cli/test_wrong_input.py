@@ -143,7 +143,7 @@ CASES = {
     "report of no name": (["report", "nowhere", "-o", "x.html"], "unknown run folder or plan 'nowhere'"),
     "a mixer for one stream": (
         ["train", *SMALL, "--connection", "additive", "--mixer", "sinkhorn"],
-        "--mixer belongs to connections with several streams (hyper_connections, mhc, mhc_delta), got connection additive",
+        "--mixer belongs to connections with several streams (hyper_connections, mhc, mhc_delta, orthogonal), got connection additive",
     ),
     "streams for one stream": (["train", *SMALL, "--streams", "4"], "--streams belongs to connections with several"),
     "options of a mixer for one stream": (

@@ -1,5 +1,6 @@
 """The order swap against the bracket, and splitting schemes: golden orders, references in loops, mutants of the sign."""
 
+import itertools
 import math
 
 import pytest
@@ -93,7 +94,7 @@ def test_schemes_converge_to_one_flow_at_their_order(scheme, order):
 
     wanted = flow(x)
     errors = [(through_layer(x, [t, r], n, scheme) - wanted).norm().item() for n in (8, 16, 32)]
-    for coarse, fine in zip(errors, errors[1:], strict=False):
+    for coarse, fine in itertools.pairwise(errors):
         assert math.log2(coarse / fine) == pytest.approx(order, abs=0.25)
 
 

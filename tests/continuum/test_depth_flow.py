@@ -50,7 +50,9 @@ def test_speed_turning_and_cosine_by_hand():
                         within.append(e[i, a] @ e[j, b])
                     elif i < j and a < 3 and b < 3:
                         across.append(e[i, a] @ e[j, b])
-    assert rows_of(finding, "depth.within_cosine", layer=2)[0]["value"] == pytest.approx(torch.stack(within).mean().item())
+    assert rows_of(finding, "depth.within_cosine", layer=2)[0]["value"] == pytest.approx(
+        torch.stack(within).mean().item()
+    )
     assert rows_of(finding, "depth.across_cosine", layer=2)[0]["null"] == 0
 
 

@@ -80,7 +80,10 @@ def test_reference_in_loops():
 def test_zeros_and_bad_input():
     zero = torch.zeros(3, 3)
     assert eig.imaginary_share(zero) == eig.antisymmetric_share(zero) == eig.negative_share(zero) == 0
-    for call, error in ((lambda: eig.growth_rate(torch.zeros(2, 3)), ShapeError), (lambda: eig.growth_rate(zero * math.nan), InputError)):
+    for call, error in (
+        (lambda: eig.growth_rate(torch.zeros(2, 3)), ShapeError),
+        (lambda: eig.growth_rate(zero * math.nan), InputError),
+    ):
         with pytest.raises(error) as raised:
             call()
         assert "\n" not in str(raised.value)

@@ -16,7 +16,13 @@ def decoder(**more):
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"connection_options": {"update_norm": True}}, {"connection_options": {"input_norm": False}}, {"layers": ("moe",)}]
+    "more",
+    [
+        {},
+        {"connection_options": {"update_norm": True}},
+        {"connection_options": {"input_norm": False}},
+        {"layers": ("moe",)},
+    ],
 )
 def test_one_step_is_the_decoder_bit_by_bit(more):
     model = decoder(**more)

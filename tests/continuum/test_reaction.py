@@ -118,16 +118,22 @@ def test_growth_is_that_of_a_model_with_these_weights(llama):
         for text in TEXTS:
             for start in (0, 20):
                 with torch.no_grad():
-                    states = by_hand(input_ids=torch.tensor([text[start : start + 20]]), output_hidden_states=True).hidden_states
+                    states = by_hand(
+                        input_ids=torch.tensor([text[start : start + 20]]), output_hidden_states=True
+                    ).hidden_states
                 total = torch.cat([total, (states[1].norm(dim=-1) / states[0].norm(dim=-1)).log()[0, 1:]])
-        assert value(llama, "reaction.log_amplification", branch=branch, layer=1) == pytest.approx(total.mean().item(), abs=1e-9)
+        assert value(llama, "reaction.log_amplification", branch=branch, layer=1) == pytest.approx(
+            total.mean().item(), abs=1e-9
+        )
 
 
 def test_nothing_is_found_where_the_weights_are_a_control(monkeypatch):
     """Were the symmetric weights those of the control, the excess over it is exactly nothing."""
     own = ff.variant_of
     monkeypatch.setattr(
-        reaction, "variant_of", lambda maps, located, variant, g: own(maps, located, "norm_matched" if variant == "symmetric" else variant, g)
+        reaction,
+        "variant_of",
+        lambda maps, located, variant, g: own(maps, located, "norm_matched" if variant == "symmetric" else variant, g),
     )
     finding = found(tiny("llama"))
     (row,) = finding.rows.where(measure="reaction.excess", branch="symmetric - norm_matched")
@@ -177,5 +183,3 @@ def test_bad_options_are_one_line():
     with pytest.raises(Exception, match="points and layers must be at least 1") as error:
         found(tiny("gpt2"), points=0)
     assert "\n" not in str(error.value)
-
-

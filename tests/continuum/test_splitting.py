@@ -55,7 +55,10 @@ def test_the_swap_of_a_model_is_that_of_its_own_layers(llama):
         def feed_forward(x):
             return layer.mlp(layer.post_attention_layernorm(x))
 
-        x, e = args[0], 1e-4  # by differences (its norms are in float32): no derivative is shared with the code under test
+        x, e = (
+            args[0],
+            1e-4,
+        )  # by differences (its norms are in float32): no derivative is shared with the code under test
         t, r = attention(x), feed_forward(x)
         push = (attention(x + e * r) - attention(x - e * r)) / (2 * e)
         pull = (feed_forward(x + e * t) - feed_forward(x - e * t)) / (2 * e)
@@ -81,7 +84,13 @@ def test_no_torsion_is_found_in_what_is_shuffled(shuffled, monkeypatch):
     def wrong(first, second, x, t=None, after=None):
         swap = swap_of(first, second, x, t, after)
         kept.append(swap.bracket)
-        other = swap.bracket.roll((1, 3), (0, 1)) if shuffled == "tokens" else kept[-2] if len(kept) > 1 else swap.bracket.flip(-1)
+        other = (
+            swap.bracket.roll((1, 3), (0, 1))
+            if shuffled == "tokens"
+            else kept[-2]
+            if len(kept) > 1
+            else swap.bracket.flip(-1)
+        )
         return Swap(swap.residual, other, swap.first, swap.second)
 
     monkeypatch.setattr(splitting, "swap_of", wrong)
@@ -103,7 +112,9 @@ def test_finer_steps(llama):
     assert value(llama, "refinement.agreement", branch="lie", step=1) == 1
     coarse, fine = (value(llama, "refinement.limit", branch="lie", step=n) for n in (4, 8))
     assert 1.4 < coarse / fine < 2.6
-    assert value(llama, "refinement.limit", branch="strang", step=2) < value(llama, "refinement.limit", branch="lie", step=8)
+    assert value(llama, "refinement.limit", branch="strang", step=2) < value(
+        llama, "refinement.limit", branch="lie", step=8
+    )
     errors = [row.value for row in llama.rows.where(measure="splitting.error")]
     assert errors == sorted(errors, reverse=True)
     assert value(llama, "splitting.error_order") == pytest.approx(1, abs=0.2)
@@ -160,7 +171,9 @@ def test_a_field_that_is_none_is_refused():
     """A sublayer with a memory of its own is no function of the stream."""
     model = copy.deepcopy(tiny("llama"))
     calls = []
-    model.model.layers[0].mlp.register_forward_hook(lambda m, args, out: out * (1 + len(calls)) if not calls.append(1) else None)
+    model.model.layers[0].mlp.register_forward_hook(
+        lambda m, args, out: out * (1 + len(calls)) if not calls.append(1) else None
+    )
     finding = found(model)
     assert "no function of the stream" in finding.failed
     assert "\n" not in finding.failed
@@ -168,8 +181,8 @@ def test_a_field_that_is_none_is_refused():
 
 def test_the_bracket_of_a_model_is_the_limit_of_its_swap():
     """On the fields that the probe is given: 1/h^2 times the swap tends to the bracket in float64."""
-    from thalweg.continuum.fields import differentiable, uncached, watch_layers
     from thalweg.capture import locate
+    from thalweg.continuum.fields import differentiable, uncached, watch_layers
 
     model, errors = tiny("llama"), []
 

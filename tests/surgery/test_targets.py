@@ -23,6 +23,7 @@ EQUAL = {
     "hyper_connections": {},
     "mhc": {},
     "mgt": {},
+    "orthogonal": {},
     "closed_delta": {},
 }
 WARM = {*connections.names(), *RECIPES} - set(EQUAL)

@@ -20,12 +20,16 @@ if TYPE_CHECKING:
 __all__ = [
     "CacheOptions",
     "Calibration",
+    "CompareOptions",
     "Compressed",
     "CompressionRecord",
+    "Diagnosis",
     "LinearRecord",
     "calibration_of",
+    "compare",
     "compress",
     "compress_cache",
+    "diagnose",
     "read_record",
 ]
 

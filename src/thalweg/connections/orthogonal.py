@@ -88,6 +88,11 @@ class OrthogonalSite(ManyStreamsSite):
     def mixing(self, state, context):
         return super().mixing(state, context[0])
 
+    def force_mix(self, mix):
+        if not self.mixes:
+            raise NotImplementedError("one stream without coefficients has nothing to mix; give streams")
+        super().force_mix(mix)
+
 
 @register(
     "orthogonal",

@@ -27,8 +27,8 @@ CLOUD = ("depth.within_cosine", "depth.across_cosine", "depth.energy", "depth.cl
 
 @dataclass(frozen=True)
 class DepthFlowOptions(ProbeOptions):
-    """beta: of the interaction energy. cosine: above which two tokens are linked into one cluster. tokens: of a window that are looked at, evenly
-    spread behind its first; the others have their states read and dropped."""
+    """beta: of the interaction energy. cosine: above which two tokens are linked into one cluster. tokens: of a window that are looked at,
+    evenly spread behind its first; the others have their states read and dropped."""
 
     beta: float = 1.0
     cosine: float = 0.9
@@ -44,7 +44,8 @@ class DepthFlowOptions(ProbeOptions):
 @register(
     "depth_flow",
     summary="speed, turning and stable rank of token trajectories through depth, and whether tokens merge",
-    source="Geshkovski et al. 2023, arXiv 2312.10794 (energy, clusters); Hosseini and Fedorenko 2023, arXiv 2311.04930 (turning, there along the text); nulls by us",
+    source="Geshkovski et al. 2023, arXiv 2312.10794 (energy, clusters); Hosseini and Fedorenko 2023, arXiv 2311.04930 "
+    "(turning, there along the text); nulls by us",
 )
 class DepthFlow(Probe):
     """States before every layer and after the last; of many streams, what the layer reads. The first token of a window is left out."""
@@ -92,7 +93,9 @@ class DepthFlow(Probe):
                 gap = cloud[..., 0] - cloud[..., 1]
                 merging.add(batch.unit_of_row, (gap[:, -1] - gap[:, 0])[:, None], weight[:, 0, 1:2])
         if not looked:
-            raise InputError("no window has two tokens behind its first, so there is no trajectory to look at; give longer texts")
+            raise InputError(
+                "no window has two tokens behind its first, so there is no trajectory to look at; give longer texts"
+            )
         _rows(rows, located, options, speeds, turns, paths, clouds, merging)
         caveats = [
             "the first token of a window (a sink in most models) is left out",
@@ -124,14 +127,25 @@ def _clouds(path: Float[Tensor, "b t p d"], options: DepthFlowOptions) -> tuple[
     rows = len(x)
     others = (mean.sum(0, keepdim=True) - mean) / max(rows - 1, 1)
     across = (mean * others).sum(-1)
-    linked = torch.tensor([[clusters(one, options.cosine) for one in row] for row in x], dtype=torch.float64, device=x.device)
+    linked = torch.tensor(
+        [[clusters(one, options.cosine) for one in row] for row in x], dtype=torch.float64, device=x.device
+    )
     found = torch.stack([token_cosine(x), across, energy(x, options.beta), linked], -1)
     weight = torch.ones_like(found)
     weight[..., 1] = float(rows > 1)
     return found, weight
 
 
-def _rows(rows: Measurements, located: Any, options: DepthFlowOptions, speeds: UnitMeans, turns: UnitMeans, paths: UnitMeans, clouds: UnitMeans, merging: UnitMeans) -> None:
+def _rows(
+    rows: Measurements,
+    located: Any,
+    options: DepthFlowOptions,
+    speeds: UnitMeans,
+    turns: UnitMeans,
+    paths: UnitMeans,
+    clouds: UnitMeans,
+    merging: UnitMeans,
+) -> None:
     depth, width = located.depth, located.width
 
     def at(layer: int, **more: Any) -> dict[str, Any]:
@@ -165,13 +179,25 @@ def _summary(rows: Measurements, depth: int) -> str:
         return sum(values) / len(values) if values else math.nan
 
     start, end = (mean("depth.within_cosine", layer=layer) for layer in (0, depth))
-    words = f"turns by {mean('depth.turning'):.2f} rad a layer (walk: 1.57), straightness {mean('depth.straightness'):.2f}"
+    words = (
+        f"turns by {mean('depth.turning'):.2f} rad a layer (walk: 1.57), straightness {mean('depth.straightness'):.2f}"
+    )
     return f"{words}; cosine of tokens in a window {start:.2f} to {end:.2f}, beyond those of others {mean('depth.merging'):+.2f}"
 
 
 FIGURES = (
     Figure("How far a layer moves a token", ("depth.speed",), y_label="step / state", log_y=True),
-    Figure("How much a token turns", ("depth.turning",), y_label="rad", note="pi/2 is a walk whose steps know nothing of each other."),
-    Figure("Do tokens come together?", CLOUD[:2], y_label="cosine", note="Merging is where tokens of one window part from those of others."),
+    Figure(
+        "How much a token turns",
+        ("depth.turning",),
+        y_label="rad",
+        note="pi/2 is a walk whose steps know nothing of each other.",
+    ),
+    Figure(
+        "Do tokens come together?",
+        CLOUD[:2],
+        y_label="cosine",
+        note="Merging is where tokens of one window part from those of others.",
+    ),
     Figure("Energy and clusters", CLOUD[2:], y_label="0 to 1"),
 )

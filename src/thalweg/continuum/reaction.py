@@ -53,7 +53,9 @@ class ReactionOptions(ProbeOptions):
 
 
 class Point(NamedTuple):
-    """A token at a feed-forward site. x: what the sublayer is given; state: of the stream. The norm between them, or None where it is not known."""
+    """A token at a feed-forward site. x: what the sublayer is given; state: of the stream. The norm between them, or
+    None where it is not known.
+    """
 
     place: SitePlace
     x: Tensor
@@ -64,7 +66,8 @@ class Point(NamedTuple):
 @register(
     "reaction",
     summary="spectrum of the feed-forward Jacobian at real tokens, and growth with depth when its weights are tied",
-    source="Liang 2026, arXiv 2607.17146 (93x to 142,955x on one model, in words; text not readable); definitions, gated case and controls by us",
+    source="Liang 2026, arXiv 2607.17146 (93x to 142,955x on one model, in words; text not readable); "
+    "definitions, gated case and controls by us",
 )
 class Reaction(Probe):
     """Jacobians of y = W act(U x) or W (act(G x) * U x) at a few tokens of every layer; then whole passes with W = U^T (and G = U).
@@ -100,8 +103,10 @@ class Reaction(Probe):
         kinds = sorted({one.activation for one in maps})
         gated = maps[0].gate is not None
         caveats = [
-            f"Jacobians are those of {options.points} tokens of one window in each layer; amplification is that of "
-            f"{options.ablate_tokens} tokens at most, the first of every window left out",
+            (
+                f"Jacobians are those of {options.points} tokens of one window in each layer; amplification is that of "
+                f"{options.ablate_tokens} tokens at most, the first of every window left out"
+            ),
             "eigenvalues of one token's Jacobian are local: attention moves tokens between two of them",
             "tied weights are not trained: an ablation says what these weights do, not what a symmetric model would learn",
         ]
@@ -114,10 +119,14 @@ class Reaction(Probe):
         share = _mean(rows, "reaction.imaginary_share", branch="model")
         words = [f"imaginary share {share:.2f} (random {GINIBRE_IMAGINARY:.2f})"]
         words += [] if excess is None else [excess]
-        return Finding("reaction", summary="; ".join(words), rows=rows, caveats=tuple(caveats), figures=FIGURES, sketch=bool(left))
+        return Finding(
+            "reaction", summary="; ".join(words), rows=rows, caveats=tuple(caveats), figures=FIGURES, sketch=bool(left)
+        )
 
 
-def _points(located: Located, maps: list[Maps], call: dict[str, Tensor], more: dict, options: ReactionOptions) -> list[Point]:
+def _points(
+    located: Located, maps: list[Maps], call: dict[str, Tensor], more: dict, options: ReactionOptions
+) -> list[Point]:
     """The tokens of the first window, evenly spread behind its first, at every site."""
     sites, found = {one.place.index for one in maps}, []
 
@@ -141,10 +150,14 @@ def _points(located: Located, maps: list[Maps], call: dict[str, Tensor], more: d
     return found
 
 
-def _spectra(located: Located, maps: list[Maps], points: list[Point], options: ReactionOptions, rows: Measurements) -> None:
+def _spectra(
+    located: Located, maps: list[Maps], points: list[Point], options: ReactionOptions, rows: Measurements
+) -> None:
     by_site = {one.place.index: one for one in maps}
     width = located.width
-    chosen = {maps[round(i)].place.index for i in torch.linspace(0, len(maps) - 1, min(options.layers, len(maps))).tolist()}
+    chosen = {
+        maps[round(i)].place.index for i in torch.linspace(0, len(maps) - 1, min(options.layers, len(maps))).tolist()
+    }
     nulls = {
         "imaginary_share": (imaginary_share, GINIBRE_IMAGINARY, "2/pi: independent normal entries"),
         "antisymmetric_share": (antisymmetric_share, antisymmetric_null(width), "independent entries"),
@@ -212,7 +225,14 @@ def _ablate(subject: Subject, maps: list[Maps], text: Text, options: ReactionOpt
             units.append(tokens.unit.cpu())
             read += batch.input_ids.numel()
         fields = [
-            {"site": f"layers.{i}", "layer": i + 1, "branch": variant, "unit": "nats", "null": 0.0, "null_kind": "no growth"}
+            {
+                "site": f"layers.{i}",
+                "layer": i + 1,
+                "branch": variant,
+                "unit": "nats",
+                "null": 0.0,
+                "null_kind": "no growth",
+            }
             for i in range(located.depth)
         ]
         means.rows(rows, ["reaction.log_amplification"] * located.depth, fields)
@@ -221,14 +241,20 @@ def _ablate(subject: Subject, maps: list[Maps], text: Text, options: ReactionOpt
     against: tuple[Variant, ...] = ("model", *CONTROLS)
     differences = UnitMeans(text.units, len(against))
     differences.add(unit, torch.stack([symmetric - torch.cat(last[one]) for one in against], 1))
-    fields = [{"branch": f"symmetric - {one}", "unit": "nats", "null": 0.0, "null_kind": "no difference"} for one in against]
+    fields = [
+        {"branch": f"symmetric - {one}", "unit": "nats", "null": 0.0, "null_kind": "no difference"} for one in against
+    ]
     differences.rows(rows, ["reaction.excess"] * len(against), fields)
     for one in ("model", "symmetric", "norm_matched"):
-        words.append(f"{one.replace('_', ' ')} x{math.exp(min(_mean(rows, 'reaction.log_amplification', branch=one, layer=located.depth), 700)):,.3g}")
+        words.append(
+            f"{one.replace('_', ' ')} x{math.exp(min(_mean(rows, 'reaction.log_amplification', branch=one, layer=located.depth), 700)):,.3g}"
+        )
     return "growth over depth: " + ", ".join(words)
 
 
-def _growth(located: Located, weights: dict[str, Tensor], call: dict[str, Tensor], unit_of_row: Tensor) -> tuple[Tensor, Tokens]:
+def _growth(
+    located: Located, weights: dict[str, Tensor], call: dict[str, Tensor], unit_of_row: Tensor
+) -> tuple[Tensor, Tokens]:
     """log |x_l| / |x_0| of every token but the first of its window, after every layer [n depth], and the tokens."""
     sizes: dict[int, Tensor] = {}
     ends = {place.layer: place.index for place in located.sites}  # last site of every layer
@@ -248,7 +274,9 @@ def _growth(located: Located, weights: dict[str, Tensor], call: dict[str, Tensor
     keep[:, 0] = False
     tokens = Tokens.of(keep, unit_of_row.to(keep.device))
     start = sizes.pop(-1)
-    logs = torch.stack([(size / start.clamp(min=1e-30)).clamp(min=1e-30).double().log() for _, size in sorted(sizes.items())], -1)
+    logs = torch.stack(
+        [(size / start.clamp(min=1e-30)).clamp(min=1e-30).double().log() for _, size in sorted(sizes.items())], -1
+    )
     return logs[keep].nan_to_num(nan=math.inf), tokens
 
 

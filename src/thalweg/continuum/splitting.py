@@ -43,7 +43,8 @@ class SplittingOptions(ProbeOptions):
 @register(
     "splitting",
     summary="depth as an integrator: order swap against the bracket of attention and feed-forward, and finer steps",
-    source="Liang 2026, arXiv 2607.17146 (cosines .717 and .623, in words; text not readable); sign, expansion, nulls and refinement derived by us",
+    source="Liang 2026, arXiv 2607.17146 (cosines .717 and .623, in words; text not readable); "
+    "sign, expansion, nulls and refinement derived by us",
 )
 class Splitting(Probe):
     """R after T minus T after R against -[T, R] at every token but the first of a window; then whole layers in finer steps.

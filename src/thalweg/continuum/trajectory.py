@@ -62,7 +62,9 @@ class Sketch:
         if name not in self._places:
             mixed = self.seed
             for byte in name.encode():
-                mixed = (mixed * 1_000_003 + byte) % (2**61 - 1)  # by name, not by order: hash() changes with the process
+                mixed = (mixed * 1_000_003 + byte) % (
+                    2**61 - 1
+                )  # by name, not by order: hash() changes with the process
             g = torch.Generator().manual_seed(mixed)
             direction = torch.randint(1, self.directions + 1, (size,), generator=g, dtype=torch.int16)
             self._places[name] = direction * (2 * torch.randint(0, 2, (size,), generator=g, dtype=torch.int16) - 1)
@@ -81,10 +83,14 @@ class Trajectory:
     def __post_init__(self) -> None:
         n = len(self.steps)
         if n < 3 or not self.blocks:
-            raise InputError(f"a trajectory needs at least 3 records of one block or more, got {n} of {len(self.blocks)}")
+            raise InputError(
+                f"a trajectory needs at least 3 records of one block or more, got {n} of {len(self.blocks)}"
+            )
         gaps = self.steps.diff()
         if bool((gaps <= 0).any()) or bool((gaps != gaps[0]).any()):
-            raise InputError(f"records of a trajectory must be evenly spaced in steps, got gaps of {sorted(set(gaps.tolist()))[:5]}")
+            raise InputError(
+                f"records of a trajectory must be evenly spaced in steps, got gaps of {sorted(set(gaps.tolist()))[:5]}"
+            )
         for name, x in self.blocks.items():
             if x.ndim != 2 or len(x) != n:
                 raise InputError(f"block {name} must be [{n}, directions], got shape {list(x.shape)}")
@@ -131,11 +137,17 @@ class Trajectory:
         except FileNotFoundError:
             raise InputError(f"no such trajectory: {path} is missing; give a file or folder of snapshots") from None
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{path} cannot be read as safetensors: {str(error).splitlines()[0]}; give a trajectory") from None
+            raise CheckpointError(
+                f"{path} cannot be read as safetensors: {str(error).splitlines()[0]}; give a trajectory"
+            ) from None
         if about.get("kind") != KIND or "steps" not in tensors:
-            raise InputError(f"{path} is no trajectory of thalweg but other tensors; give a folder of such snapshots, or a trajectory")
+            raise InputError(
+                f"{path} is no trajectory of thalweg but other tensors; give a folder of such snapshots, or a trajectory"
+            )
         if about.get("schema") != str(SCHEMA):
-            raise CheckpointError(f"{path} has schema {about.get('schema')}, this version reads {SCHEMA}; use the version that wrote it")
+            raise CheckpointError(
+                f"{path} has schema {about.get('schema')}, this version reads {SCHEMA}; use the version that wrote it"
+            )
         blocks, norms = (
             {n.removeprefix(p): x for n, x in tensors.items() if n.startswith(p)} for p in ("sketch.", "norm.")
         )
@@ -149,9 +161,13 @@ class Trajectory:
         """
         folder = Path(folder)
         files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*/*.safetensors"))
-        numbered = [(int(found.group(1)), file) for file in files if (found := _STEP.search(str(file.relative_to(folder))))]
+        numbered = [
+            (int(found.group(1)), file) for file in files if (found := _STEP.search(str(file.relative_to(folder))))
+        ]
         if len(numbered) < 3:
-            raise InputError(f"{folder} holds {len(numbered)} numbered snapshots (*.safetensors); a trajectory needs at least 3")
+            raise InputError(
+                f"{folder} holds {len(numbered)} numbered snapshots (*.safetensors); a trajectory needs at least 3"
+            )
         recorder, shapes = Recorder(sketch or Sketch(), facts), None
         for step, file in sorted(numbered):
             try:
@@ -160,7 +176,9 @@ class Trajectory:
                 raise CheckpointError(f"{file} cannot be read: {str(error).splitlines()[0]}; remove it") from None
             here = {n: tuple(w.shape) for n, w in weights.items()}
             if shapes is not None and here != shapes:
-                raise InputError(f"{file} holds other weights than the snapshots before it; keep those of one run in a folder")
+                raise InputError(
+                    f"{file} holds other weights than the snapshots before it; keep those of one run in a folder"
+                )
             shapes = here
             recorder.see(step, weights.items())
         return recorder.trajectory()
@@ -211,5 +229,3 @@ class Recorder:
         self.steps = past.steps.tolist()
         self.blocks = {b: list(x.unbind(0)) for b, x in past.blocks.items()}
         self.norms = {b: x.tolist() for b, x in past.norms.items()}
-
-

@@ -66,7 +66,8 @@ class Swirl(NamedTuple):
 @register(
     "vortex",
     summary="whether training circulates: area rate, entropy production and radius of a trajectory of weights, against surrogates",
-    source="Liang 2026, arXiv 2607.17146 (a vortex for AdamW and SGD, in words; how it was measured is not readable); estimators, nulls and tests derived by us",
+    source="Liang 2026, arXiv 2607.17146 (a vortex for AdamW and SGD, in words; how it was measured is not readable); "
+    "estimators, nulls and tests derived by us",
 )
 class Vortex(Probe):
     """By block: a plane from the first half of the records, its area rate on the second.
@@ -89,7 +90,8 @@ class Vortex(Probe):
         path = given.after(first)
         if len(path.steps) < LEAST:
             raise InputError(
-                f"a vortex needs at least {LEAST} records behind the first {options.skip:.0%}, got {len(path.steps)}; record more often or longer"
+                f"a vortex needs at least {LEAST} records behind the first {options.skip:.0%}, got {len(path.steps)}; "
+                "record more often or longer"
             )
         rows, generator = Measurements(), torch.Generator().manual_seed(options.seed)
         swirls = {b: swirl(x, options.surrogates, generator) for b, x in path.blocks.items()}
@@ -108,11 +110,13 @@ class Vortex(Probe):
             "one trajectory is one seed: a claim needs at least eight",
             "what has not come back within the records is left out: there drift and swirl cannot be told apart",
             "weights are seen through random projections, so a swirl of a few of them may be missed",
-            "momentum circulates in the space of weights and velocities always; whether it shows in the weights alone depends on noise and curvature",
+            "momentum circulates in the space of weights and velocities always; whether it shows in the weights depends on noise and curvature",
             "loops in a plot of principal components prove nothing (vortex.swept_area: a random walk sweeps 10/3)",
         ]
         if path.facts.get("schedule") not in (None, "constant"):
-            caveats.append(f"the learning rate follows a {path.facts['schedule']} schedule, so no part of the run is stationary for sure")
+            caveats.append(
+                f"the learning rate follows a {path.facts['schedule']} schedule, so no part of the run is stationary for sure"
+            )
         return Finding("vortex", summary=words, rows=rows, caveats=tuple(caveats), figures=FIGURES)
 
 
@@ -171,12 +175,22 @@ def _block_rows(
     lr, decay = facts.get("lr"), facts.get("weight_decay")
     if lr and decay and facts.get("schedule", "constant") == "constant":
         lost = 1 - (1 - lr * decay) ** stride
-        null = {"null": 1.0, "null_kind": "sqrt(E|x' - rho x|^2 / (1 - rho^2)): stationary, isotropic, updates without memory"}
+        null = {
+            "null": 1.0,
+            "null_kind": "sqrt(E|x' - rho x|^2 / (1 - rho^2)): stationary, isotropic, updates without memory",
+        }
         rows.add("vortex.radius_ratio", flow.radius_ratio(x, lost), n=n, **null, **where)
     if block in path.norms:
         rows.add("vortex.radius", path.norms[block].mean().item(), n=n, unit="weights", **where)
     if s is None:
-        rows.add("vortex.relaxations", math.nan, n=n // 2, null=DICKEY_FULLER, null_kind="no two directions came back", **where)
+        rows.add(
+            "vortex.relaxations",
+            math.nan,
+            n=n // 2,
+            null=DICKEY_FULLER,
+            null_kind="no two directions came back",
+            **where,
+        )
         return
     walk = {"null": DICKEY_FULLER, "null_kind": "random walk, upper 5 %"}
     rows.add("vortex.relaxations", s.relaxations, n=len(s.path), **walk, **where)
@@ -195,18 +209,45 @@ def _block_rows(
         **where,
     )
     back = flow.area_rate(s.path.flip(0))[0, 1].item() / stride
-    rows.add("vortex.area_rate", back, n=len(areas), unit="1/step", branch="time backwards", null=-s.rate / stride, null_kind="minus the rate", **where)
+    rows.add(
+        "vortex.area_rate",
+        back,
+        n=len(areas),
+        unit="1/step",
+        branch="time backwards",
+        null=-s.rate / stride,
+        null_kind="minus the rate",
+        **where,
+    )
     for name, p in (("sign_flip", s.p_flip), ("block_shuffle", s.p_shuffled)):
         rows.add("vortex.p", p, branch=name, null=0.5, null_kind="no circulation", n=len(areas), **where)
     rows.add("vortex.found", float(called), null=0.0, null_kind="no vortex", **where)
     try:
         fitted = flow.fit(s.path)
         made = flow.entropy_production(fitted.circulation, fitted.diffusion, fitted.covariance).item() / stride
-        rows.add("vortex.drift", torch.linalg.eigvals(fitted.drift).real.min().item() / stride, unit="1/step", n=len(s.path), null=0.0, null_kind="does not come back", **where)
-        rows.add("vortex.diffusion", torch.trace(fitted.diffusion).item() / 2 / stride, unit="1/step", n=len(s.path), **where)
+        rows.add(
+            "vortex.drift",
+            torch.linalg.eigvals(fitted.drift).real.min().item() / stride,
+            unit="1/step",
+            n=len(s.path),
+            null=0.0,
+            null_kind="does not come back",
+            **where,
+        )
+        rows.add(
+            "vortex.diffusion", torch.trace(fitted.diffusion).item() / 2 / stride, unit="1/step", n=len(s.path), **where
+        )
         twin = _balanced(fitted, len(s.path), generator)
         kind = "mean of fits to simulated paths with the same covariance and diffusion, without circulation"
-        rows.add("vortex.entropy_production", made, unit="nats/step", n=len(s.path), null=twin / stride, null_kind=kind, **where)
+        rows.add(
+            "vortex.entropy_production",
+            made,
+            unit="nats/step",
+            n=len(s.path),
+            null=twin / stride,
+            null_kind=kind,
+            **where,
+        )
     except InputError:  # a plane that does not pull back has no stationary state to compare with
         return
 
@@ -237,6 +278,18 @@ def _walks(path: Trajectory, options: VortexOptions, generator: torch.Generator)
 
 
 FIGURES = (
-    Figure("Area rate by block of weights", ("vortex.area_rate",), y_label="1/step", lines="branch", note="What stands above the dashed line beats the shuffled coordinate."),
-    Figure("Has the plane come back?", ("vortex.relaxations",), y_label="n (1 - rho)", log_y=True, note="Below the dashed line a random walk is not excluded, and nothing is called."),
+    Figure(
+        "Area rate by block of weights",
+        ("vortex.area_rate",),
+        y_label="1/step",
+        lines="branch",
+        note="What stands above the dashed line beats the shuffled coordinate.",
+    ),
+    Figure(
+        "Has the plane come back?",
+        ("vortex.relaxations",),
+        y_label="n (1 - rho)",
+        log_y=True,
+        note="Below the dashed line a random walk is not excluded, and nothing is called.",
+    ),
 )

@@ -33,7 +33,8 @@ def order_swap(first: Field, second: Field, x: Float[Tensor, "..."], step: float
 
     first, second: T and R. Shapes: that of x. Written without the state itself, so that it keeps its digits at a small step.
     To lowest order -h^2 [T, R]. Raises: InputError for a state that is not finite or a step that is not positive.
-    Source: Liang 2026 (arXiv 2607.17146), in words (its text was not readable); expansion derived by us, as in any text on Lie-Trotter splitting.
+    Source: Liang 2026 (arXiv 2607.17146), in words (its text was not readable); expansion derived by us, as in any text on
+    Lie-Trotter splitting.
     """
     if not step > 0:
         raise InputError(f"a step must be positive, got {step}")

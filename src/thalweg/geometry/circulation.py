@@ -4,7 +4,8 @@ dx = -A x dt + sqrt(2 D) dW with stationary covariance C solves A C + C A^T = 2 
 stationary current is J = -Q C^-1 x p(x), and detailed balance is Q = 0. Sign, everywhere here: the area that a path sweeps,
 1/2 <x_i dx_j - x_j dx_i> / dt with midpoints (Stratonovich), is **+Q_ij**; the antisymmetric part of the lagged covariance
 E[x_t+s x_t^T] is -s Q to first order in s. All in float64, paths are [times, directions]. Derived by us, as in the literature on linear
-nonequilibrium states (Weiss 2003, Tellus A 55, 208; Zia and Schmittmann 2007, arXiv cond-mat/0701763; Strang 2024, arXiv 2411.07613, on area rates).
+nonequilibrium states (Weiss 2003, Tellus A 55, 208; Zia and Schmittmann 2007, arXiv cond-mat/0701763; Strang 2024, arXiv 2411.07613, on
+area rates).
 """
 
 import math
@@ -21,7 +22,9 @@ from thalweg.geometry.checks import real
 
 _DERIVED = "derived by us; as Zia and Schmittmann 2007, arXiv cond-mat/0701763"
 _PATH = "path [times directions]"
-SWEPT_BY_WALK = 10 / 3  # of two cosines of one half turn and of one, which the first components of a long random walk are
+SWEPT_BY_WALK = (
+    10 / 3
+)  # of two cosines of one half turn and of one, which the first components of a long random walk are
 
 
 def _path(path: Tensor, least: int = 3) -> Tensor:
@@ -33,7 +36,9 @@ def _path(path: Tensor, least: int = 3) -> Tensor:
 def _square(*matrices: Tensor) -> list[Tensor]:
     for m in matrices:
         if m.ndim != 2 or m.shape != matrices[0].shape or m.shape[0] != m.shape[1]:
-            raise ShapeError(f"drift, diffusion and covariance must be square of one size, got {[list(x.shape) for x in matrices]}")
+            raise ShapeError(
+                f"drift, diffusion and covariance must be square of one size, got {[list(x.shape) for x in matrices]}"
+            )
     return [real(m, "a matrix of the diffusion").double() for m in matrices]
 
 
@@ -41,10 +46,14 @@ def _square(*matrices: Tensor) -> list[Tensor]:
 
 
 def stationary_covariance(drift: Float[Tensor, "k k"], diffusion: Float[Tensor, "k k"]) -> Float[Tensor, "k k"]:
-    """C with A C + C A^T = 2 D. Raises: ShapeError; InputError for a drift that does not pull back (an eigenvalue without positive real part)."""
+    """C with A C + C A^T = 2 D. Raises: ShapeError; InputError for a drift that does not pull back (an eigenvalue
+    without positive real part).
+    """
     a, d = _square(drift, diffusion)
     if torch.linalg.eigvals(a).real.min() <= 0:
-        raise InputError("the drift must pull back in every direction (eigenvalues of A with positive real parts) to be stationary")
+        raise InputError(
+            "the drift must pull back in every direction (eigenvalues of A with positive real parts) to be stationary"
+        )
     c = torch.from_numpy(solve_continuous_lyapunov(a.cpu().numpy(), 2 * d.cpu().numpy())).to(a)
     return (c + c.mT) / 2
 
@@ -163,12 +172,16 @@ def fit(path: Float[Tensor, "n k"], step: float = 1.0) -> Fit:
     x = _path(path)
     n, k = x.shape
     if n < 2 * k + 2:
-        raise InputError(f"drift and diffusion of {k} directions need at least {2 * k + 2} times, got {n}; take fewer directions")
+        raise InputError(
+            f"drift and diffusion of {k} directions need at least {2 * k + 2} times, got {n}; take fewer directions"
+        )
     x = x - x.mean(0)
     before, behind = x[:-1], x[1:]
     c = x.mT @ x / n
     if torch.linalg.cond(c) > 1e12:
-        raise InputError("directions of the path depend on each other, so drift and diffusion cannot be told apart; take fewer")
+        raise InputError(
+            "directions of the path depend on each other, so drift and diffusion cannot be told apart; take fewer"
+        )
     m = torch.linalg.solve(before.mT @ before, before.mT @ behind).mT  # x' = M x
     one = torch.eye(k, dtype=x.dtype, device=x.device)
     a = torch.linalg.solve((one + m).mT, 2 * (one - m).mT).mT / step
@@ -296,5 +309,8 @@ def radius_ratio(path: Float[Tensor, "n k"], decay: float) -> float:
 
 
 def norm_radius(directions: int, lr: float, noise: float, decay: float) -> float:
-    """sqrt(N eta sigma^2 / (lambda (2 - eta lambda))): stationary norm of N weights under x' = (1 - eta lambda) x - eta sigma xi. Derived by us."""
+    """sqrt(N eta sigma^2 / (lambda (2 - eta lambda))): stationary norm of N weights under x' = (1 - eta lambda) x - eta sigma xi.
+
+    Derived by us.
+    """
     return math.sqrt(directions * lr * noise**2 / (decay * (2 - lr * decay)))

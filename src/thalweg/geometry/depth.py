@@ -98,7 +98,9 @@ def energy(x: Float[Tensor, "*batch tokens width"], beta: float = 1.0) -> Float[
 
 def energy_null(tokens: int, width: int, beta: float = 1.0) -> float:
     """:func:`energy` of uniform directions: 1/n + (1 - 1/n) exp(-beta) 0F1(width/2, beta^2 / 4). Derived by us."""
-    pair = math.exp(-beta) * float(hyp0f1(width / 2, beta**2 / 4))  # mean of exp(beta (u - 1)), u one coordinate of a direction
+    pair = math.exp(-beta) * float(
+        hyp0f1(width / 2, beta**2 / 4)
+    )  # mean of exp(beta (u - 1)), u one coordinate of a direction
     return 1 / tokens + (1 - 1 / tokens) * pair
 
 
@@ -106,12 +108,14 @@ def energy_null(tokens: int, width: int, beta: float = 1.0) -> float:
     "depth.clusters",
     summary="groups of tokens that are linked by cosines above a threshold, over the number of tokens",
     source=f"{_CLUSTERS}; counting by linked cosines is ours",
-    takes=_STATES,
+    takes="states of one sequence [tokens width]",
     range=(0.0, 1.0),
     null="1: every token by itself",
 )
 def clusters(x: Float[Tensor, "tokens width"], cosine: float = 0.9) -> float:
-    """Connected components of the graph that links two tokens with cos > ``cosine``, over the number of tokens. Shapes: [tokens width] -> number.
+    """Connected components of the graph that links two tokens with cos > ``cosine``, over the number of tokens.
+
+    Shapes: [tokens width] -> number.
 
     Raises: ShapeError for anything but one sequence; InputError for a threshold outside (-1, 1).
     """

@@ -16,7 +16,9 @@ _LIANG = "Liang 2026, arXiv 2607.17146 (symmetric feed-forward, in words); defin
 
 
 def _square(jacobian: Tensor) -> Tensor:
-    if isinstance(jacobian, Tensor) and (jacobian.ndim < 2 or jacobian.shape[-1] != jacobian.shape[-2] or not jacobian.numel()):
+    if isinstance(jacobian, Tensor) and (
+        jacobian.ndim < 2 or jacobian.shape[-1] != jacobian.shape[-2] or not jacobian.numel()
+    ):
         raise ShapeError(f"a generator must be square [... width width], got shape {list(jacobian.shape)}")
     return real(jacobian, "the Jacobian").double()
 

@@ -23,7 +23,9 @@ class IntegratedDecoder(nn.Module):
     def __init__(self, decoder: Decoder, steps: int = 1, scheme: Scheme = "lie", size: float | None = None):
         super().__init__()
         if not isinstance(decoder, Decoder):
-            raise InputError(f"a Decoder is integrated, got {type(decoder).__name__}; of transformers' models take their probe (splitting)")
+            raise InputError(
+                f"a Decoder is integrated, got {type(decoder).__name__}; of transformers' models take their probe (splitting)"
+            )
         if decoder.config.connection != "additive":
             raise InputError(
                 f"layers are integrated where they add an update to one stream (additive), got connection {decoder.config.connection!r}"
@@ -50,7 +52,9 @@ class IntegratedDecoder(nn.Module):
         check_ids(input_ids, own.embedding.num_embeddings)
         if labels is not None:
             check_labels(labels, input_ids, own.embedding.num_embeddings)
-        tokens, view = look(own.config, own.embedding.weight.dtype, input_ids, attention_mask, position_ids, segments, None)
+        tokens, view = look(
+            own.config, own.embedding.weight.dtype, input_ids, attention_mask, position_ids, segments, None
+        )
         x = own.stream.enter(own.embed(input_ids, tokens.positions), tokens)
         sites, per_layer = list(own.stream.sites), len(own.config.layers)
         sublayers = own.sublayers

@@ -44,7 +44,7 @@ def _step(x: Tensor, fields: list[Field], h: float, scheme: Scheme) -> Tensor:
         for update in updates:
             x = x + scaled(update, h)
         return x
-    if scheme == "strang":
+    if scheme == "strang" and fields:
         *first, last = fields
         for field in first:
             x = midpoint(x, field, h / 2)

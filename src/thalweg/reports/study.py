@@ -139,7 +139,7 @@ def bound(direction: str, margin: float) -> str:
 def correction_of(plan: "AnyPlan", primary: int) -> str:
     """How so many primary hypotheses share the error rate."""
     name = "none" if plan.multiplicity == "none" else plan.multiplicity.capitalize()
-    over = counted(primary, "primary hypothesis").replace("hypothesiss", "hypotheses")
+    over = counted(primary, "primary hypothesis")
     return f"Correction over {over}: {name}, alpha {plan.alpha:g}"
 
 
