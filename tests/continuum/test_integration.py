@@ -56,7 +56,7 @@ def test_finer_steps_in_loops():
 
 @pytest.mark.parametrize(("scheme", "rate"), [("lie", 2), ("swapped", 2), ("together", 2), ("strang", 4)])
 def test_steps_converge(scheme, rate):
-    model = decoder(initial_std=0.2).double()
+    model = decoder(initial_std=0.2, embedding_std=1.0).double()  # near zero a norm bends too fast for these steps
     with torch.no_grad():
         limit = IntegratedDecoder(model, 64, "strang")(IDS).logits
         coarse, fine = ((IntegratedDecoder(model, n, scheme)(IDS).logits - limit).norm().item() for n in (8, 16))

@@ -172,7 +172,7 @@ def _caller(module: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]]) -> 
     args, kwargs = _wide(call[0]), {name: _wide(value) for name, value in call[1].items()}
     first = given(call[0], call[1])
     place = next((i for i, value in enumerate(call[0]) if value is first), None)
-    name = None if place is not None else next(n for n, value in call[1].items() if value is first)
+    name: Any = None if place is not None else next(n for n, value in call[1].items() if value is first)
     run = _widened(module)
 
     def apply(x: Tensor) -> Any:

@@ -209,9 +209,9 @@ class Recorder:
         """Drop later records: of a run that is taken up again at ``step``."""
         keep = sum(one <= step for one in self.steps)
         self.steps = self.steps[:keep]
-        for table in (self.blocks, self.norms):
-            for block in table:
-                table[block] = table[block][:keep]
+        for block in self.blocks:
+            self.blocks[block] = self.blocks[block][:keep]
+            self.norms[block] = self.norms[block][:keep]
 
     def trajectory(self) -> Trajectory:
         """What was recorded. Raises: InputError for fewer than three records."""

@@ -31,7 +31,8 @@ class IntegratedDecoder(nn.Module):
                 f"layers are integrated where they add an update to one stream (additive), got connection {decoder.config.connection!r}"
             )
         through_layer(decoder.embedding.weight.new_zeros(1), (), steps, scheme, size)  # refuses what is no step
-        self.decoder, self.steps, self.scheme, self.size = decoder, steps, scheme, size
+        self.decoder, self.steps, self.size = decoder, steps, size
+        self.scheme: Scheme = scheme
 
     @property
     def config(self) -> Any:
