@@ -32,6 +32,8 @@ def through_layer(
     h = 1 / steps if size is None else size
     if not 0 < h < float("inf"):
         raise InputError(f"the size of a step must be positive and finite, got {h}")
+    if not fields:
+        return x
     order = list(fields)[::-1] if scheme == "swapped" else list(fields)
     for _ in range(steps):
         x = _step(x, order, h, scheme)
