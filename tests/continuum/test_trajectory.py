@@ -117,3 +117,65 @@ def test_bad_input_is_one_line(tmp_path):
         with pytest.raises(error, match=words) as raised:
             call()
         assert "\n" not in str(raised.value)
+
+
+def run(tmp_path, name, **more):
+    from thalweg.training import TrainConfig, train
+
+    config = TrainConfig(
+        **{
+            "data": "copying",
+            "depth": 1,
+            "width": 32,
+            "sequence_length": 16,
+            "batch_size": 4,
+            "steps": 12,
+            "eval_every": 6,
+            "eval_batches": 1,
+        },
+        **{
+            "geometry": False,
+            "trajectory": 2,
+            "schedule": "constant",
+            "warmup": 0,
+            "device": "cpu",
+            "threads": 1,
+            **more,
+        },
+    )
+    return config, train(config, tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"optimizer": "sgd", "lr": 0.05}, {"optimizer": "sgd", "momentum": 0.9, "lr": 0.05}, {"optimizer": "adamw"}],
+)
+def test_a_run_keeps_its_trajectory_and_taken_up_it_is_the_same(tmp_path, more):
+    """Also that SGD moves every weight, and resumes: bitwise the run that was not stopped."""
+    from thalweg.training import train
+
+    config, result = run(tmp_path, "whole", **more)
+    assert result.status == "done"
+    path = Trajectory.read(tmp_path / "whole")
+    assert path.steps.tolist() == [2, 4, 6, 8, 10, 12]
+    assert set(path.blocks) == {"blocks.0", "rest"}
+    assert all(bool((x.diff(dim=0).abs().sum(1) > 0).all()) for x in path.blocks.values())
+    assert (path.facts["optimizer"], path.facts["lr"]) == (more["optimizer"], config.lr)
+    calls = []
+    stopped = train(config, tmp_path / "parts", stop=lambda: len(calls) == 6 or calls.append(1))
+    assert (stopped.status, stopped.step) == ("interrupted", 7)
+    assert train(config, tmp_path / "parts", resume=True).status == "done"
+    again = Trajectory.read(tmp_path / "parts")
+    assert torch.equal(again.steps, path.steps)
+    assert all(torch.equal(again.blocks[b], x) for b, x in path.blocks.items())
+
+
+def test_momentum_is_for_sgd():
+    from thalweg.training import TrainConfig
+
+    for more, words in (
+        ({"momentum": 0.9}, "belongs to sgd"),
+        ({"momentum": 1.0, "optimizer": "sgd"}, "momentum must lie"),
+    ):
+        with pytest.raises(InputError, match=words):
+            TrainConfig(**more)

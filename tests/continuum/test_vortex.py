@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from thalweg.continuum import findings
-from thalweg.continuum import vortex
+from thalweg.continuum import findings, vortex
 from thalweg.continuum.trajectory import Trajectory
 from thalweg.errors import InputError
 from thalweg.geometry import circulation as flow
@@ -62,7 +61,9 @@ def test_the_rate_is_that_of_the_process(circulating):
     """Unit covariance and exact one-record steps: exp(-.2) sin(.3) a record, a half of it a step at two steps a record."""
     wanted = math.exp(-0.2) * math.sin(0.3) / 2
     assert value(circulating, "vortex.area_rate", site="blocks_0", branch="") == pytest.approx(wanted, rel=0.15)
-    assert value(circulating, "vortex.area_rate", site="blocks_0", branch="time backwards") == pytest.approx(-wanted, rel=0.15)
+    assert value(circulating, "vortex.area_rate", site="blocks_0", branch="time backwards") == pytest.approx(
+        -wanted, rel=0.15
+    )
     (row,) = circulating.rows.where(measure="vortex.entropy_production", site="blocks_0")
     assert row.value > 5 * row.null
     (row,) = circulating.rows.where(measure="vortex.entropy_production", site="blocks_1")
@@ -92,7 +93,9 @@ def test_what_does_not_circulate_is_not_called(kind):
             rates = torch.linspace(0.05, 0.6, 5, dtype=torch.float64).diag()
             path = flow.simulated(rates, torch.eye(5, dtype=torch.float64), 1000, generator=g)[0]
         elif kind == "drifting":
-            path = torch.exp(-torch.linspace(0, 3, 1000, dtype=torch.float64))[:, None] * torch.arange(5) + 0.01 * walk(seed, 5, 1000)
+            path = torch.exp(-torch.linspace(0, 3, 1000, dtype=torch.float64))[:, None] * torch.arange(5) + 0.01 * walk(
+                seed, 5, 1000
+            )
         else:
             path = turning(seed, times=1000)[torch.randperm(1000, generator=g)]
         s = vortex.swirl(path, 39, g)
@@ -117,8 +120,12 @@ def test_a_sense_that_turns_round_is_no_vortex():
 
 def test_momentum_shows_in_the_weights_only_where_noise_and_curvature_do_not_commute():
     for commutes, called in ((True, False), (False, True)):
-        h = torch.diag(torch.tensor([0.3, 0.03], dtype=torch.float64))
-        root = torch.eye(2, dtype=torch.float64) if commutes else torch.tensor([[1.0, 1.0], [0.0, 0.15]], dtype=torch.float64)
+        h = torch.diag(torch.tensor([0.6, 0.1], dtype=torch.float64))
+        root = (
+            torch.eye(2, dtype=torch.float64)
+            if commutes
+            else torch.tensor([[1.0, 1.0], [0.0, 0.15]], dtype=torch.float64)
+        )
         x, v, path, g = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64), [], generator(5)
         for _ in range(6000):
             v = 0.9 * v - 0.3 * (h @ x + root @ torch.randn(2, dtype=torch.float64, generator=g))
@@ -131,8 +138,11 @@ def test_momentum_shows_in_the_weights_only_where_noise_and_curvature_do_not_com
 
 def test_plain_descent_circulates_where_noise_and_curvature_do_not_commute_and_not_where_noise_follows_it():
     """D proportional to H: balanced at any preconditioner; the control that a vortex needs."""
-    h = torch.tensor([[0.4, 0.15], [0.15, 0.1]], dtype=torch.float64)
-    for noise, called in ((torch.linalg.cholesky(h), False), (torch.diag(torch.tensor([0.1, 1.5], dtype=torch.float64)), True)):
+    h = torch.tensor([[0.5, 0.3], [0.3, 0.4]], dtype=torch.float64)
+    for noise, called in (
+        (torch.linalg.cholesky(h), False),
+        (torch.diag(torch.tensor([0.1, 1.5], dtype=torch.float64)), True),
+    ):
         x, path, g = torch.zeros(2, dtype=torch.float64), [], generator(6)
         for _ in range(5000):
             x = x - 0.2 * (h @ x + noise @ torch.randn(2, dtype=torch.float64, generator=g))
@@ -150,7 +160,10 @@ def test_the_radius_is_predicted_from_the_facts_of_the_run():
             path.append(x)
     subject = trajectory(facts={"lr": 0.1, "weight_decay": 0.5, "schedule": "constant"}, rest=torch.stack(path))
     assert value(found(subject, skip=0.0), "vortex.radius_ratio") == pytest.approx(1, rel=0.03)
-    assert any("cosine schedule" in c for c in found(trajectory(facts={"schedule": "cosine"}, rest=torch.stack(path)), skip=0.0).caveats)
+    assert any(
+        "cosine schedule" in c
+        for c in found(trajectory(facts={"schedule": "cosine"}, rest=torch.stack(path)), skip=0.0).caveats
+    )
 
 
 def test_holm_in_order():

@@ -61,7 +61,8 @@ class TrainConfig:
     tokens: length of the run in tokens, in place of steps; rounded up to whole updates.
 
     The optimiser.
-    optimizer: of the matrices of the blocks; the rest stays with adamw.
+    optimizer: muon of the matrices of the blocks, the rest then stays with adamw; adamw or sgd of all.
+    momentum: of sgd; 0 for none.
     lr: learning rate at its peak.
     min_lr_ratio: share of the peak that the schedule falls to.
     warmup: linear rise to the peak: below 1 a fraction of the run, from 1 on steps.
@@ -78,6 +79,7 @@ class TrainConfig:
     save_every: steps between two checkpoints (none: at each evaluation).
     measure_every: steps between two measurements of the geometry (none: at the start and at the end).
     geometry: whether the geometry of the stream is measured.
+    trajectory: steps between two records of the weights, as few random projections of every block, for ``thalweg probe`` (none: no records).
 
     Divergence is a result and not an error: the run ends with status ``diverged``, also when the loss or the gradient norm is not finite.
 
@@ -123,7 +125,8 @@ class TrainConfig:
     steps: int | None = None
     tokens: int | None = None
     # optimiser
-    optimizer: Literal["adamw", "muon"] = "adamw"
+    optimizer: Literal["adamw", "muon", "sgd"] = "adamw"
+    momentum: float = 0.0
     lr: float = 2e-3
     min_lr_ratio: float = 0.1
     warmup: float = 0.05
@@ -139,6 +142,7 @@ class TrainConfig:
     save_every: int | None = None
     measure_every: int | None = None
     geometry: bool = True
+    trajectory: int | None = None
     # divergence
     diverge_factor: float = 2.0
     diverge_patience: int = 20
@@ -166,6 +170,10 @@ class TrainConfig:
             raise InputError(f"threads must be at most {MOST_THREADS}, got {self.threads}; give the number of cores")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise InputError(f"betas must lie in [0, 1), got {self.betas}")
+        if not 0 <= self.momentum < 1:
+            raise InputError(f"momentum must lie in [0, 1), got {self.momentum}")
+        if self.momentum and self.optimizer != "sgd":
+            raise InputError(f"momentum belongs to sgd, got optimizer {self.optimizer}; leave it out (adamw has betas)")
         if not 0 < self.lr < math.inf:
             raise InputError(f"lr must be positive and finite, got {self.lr}")
         if self.steps is not None and self.tokens is not None:
@@ -261,7 +269,7 @@ _POSITIVE = (
         "steps",
         "tokens",
     ),
-    *("log_every", "eval_every", "eval_batches", "save_every", "measure_every", "diverge_patience", "threads"),
+    *("log_every", "eval_every", "eval_batches", "save_every", "measure_every", "trajectory", "diverge_patience", "threads"),
 )
 _RANGES = {
     "min_lr_ratio": (0, 1),

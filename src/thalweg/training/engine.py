@@ -62,7 +62,7 @@ class Engine:
             optimizer=config.optimizer,
             weight_decay=config.weight_decay,
         )
-        self.optimizers = Optimizers(self.model, groups, betas=config.betas, eps=config.eps)
+        self.optimizers = Optimizers(self.model, groups, betas=config.betas, eps=config.eps, momentum=config.momentum)
         self.balancer = Balancer(self.model, lambda loads: ranks.sum(*loads, device=device))
         self.sampler = task.sampler(
             "train",

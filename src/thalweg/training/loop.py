@@ -20,6 +20,7 @@ from thalweg.training.geometry import stability_measurements
 from thalweg.training.result import RunResult
 from thalweg.training.resumption import check_state, differences, environment, same_config, same_data
 from thalweg.training.signals import Interrupted, StopRequests
+from thalweg.training.trajectory import RunTrajectory
 
 Measure = Callable[[Decoder, int], Iterable[Measurement]]
 CALLER = "the caller asked"
@@ -49,6 +50,7 @@ class Loop:
         self.steps = self.config.total_steps
         self.rule = DivergenceRule(self.config)
         self.meter = Meter(engine.device)
+        self.trajectory = RunTrajectory(engine, folder)
         self.environment = environment(self.config, str(engine.device), self.ranks)
         self.step = 0
         self.saved_step: int | None = None
@@ -95,6 +97,7 @@ class Loop:
             due = self.step % self.config.eval_every == 0 or self.step == self.steps
             if reason is None:
                 self.engine.update(self.step)
+                self.trajectory.see(self.step)
             self.train_loss = gradients.loss
             self.meter.add(time.perf_counter() - began, self.config.tokens_per_step)
             self.log_update(gradients, force=due or reason is not None)
@@ -190,6 +193,7 @@ class Loop:
         return self.step % every == 0 or self.step == self.steps or self.best_step == self.step
 
     def save(self) -> None:
+        self.trajectory.save()
         weights = self.engine.weights()
         state = {
             **self.engine.state(),
@@ -237,6 +241,9 @@ class Loop:
         if self.ranks.first:
             self.folder.restart()
             self.folder.truncate_after(self.step)
+        lost = self.trajectory.resume(self.step)
+        if lost:
+            self.note_all([lost])
         if different:
             self.note_all([f"resumed at step {self.step}: not bitwise because {'; '.join(different)}"])
 

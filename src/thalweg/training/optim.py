@@ -14,11 +14,12 @@ from thalweg.connections.base import GroupHint
 from thalweg.errors import CheckpointError, InputError
 from thalweg.training.parallel import like
 
-OptimizerKind = Literal["adamw", "muon"]
+OptimizerKind = Literal["adamw", "muon", "sgd"]
 STREAM = "stream."  # where a decoder keeps its connection
 KEPT = {
     "adamw": frozenset({"step", "exp_avg", "exp_avg_sq"}),
     "muon": frozenset({"momentum_buffer"}),
+    "sgd": frozenset({"momentum_buffer"}),
 }  # of each parameter
 HIDDEN = re.compile(r"blocks\.\d+\.")  # the sublayers' own weights
 EDIT = re.compile(r"\.edit\.(parallel|perpendicular)\.")  # learned scales of edits
@@ -60,7 +61,7 @@ def make_groups(
 
     Matrices (two axes or more) decay and vectors do not, unless a hint of the stream says otherwise. With ``muon`` the two-axis
     weights of the blocks move by Muon; embeddings, vectors and everything that belongs to the stream stay with AdamW, because an
-    orthogonalised step has no meaning for a gate. Learned scales of edits have a group of their own, which does not decay.
+    orthogonalised step has no meaning for a gate. With ``sgd`` everything moves by it. Learned scales of edits have a group of their own, which does not decay.
     """
     groups: dict[tuple[OptimizerKind, float, float, bool], list[str]] = {}
     for name, parameter in parameters:
@@ -74,7 +75,8 @@ def make_groups(
         if scale:
             decay = 0.0
         by_muon = optimizer == "muon" and parameter.ndim == 2 and HIDDEN.match(name) is not None
-        groups.setdefault(("muon" if by_muon else "adamw", hint.lr_mul, decay, scale), []).append(name)
+        kind: OptimizerKind = "sgd" if optimizer == "sgd" else "muon" if by_muon else "adamw"
+        groups.setdefault((kind, hint.lr_mul, decay, scale), []).append(name)
     return [Group(kind, lr_mul, decay, tuple(names)) for (kind, lr_mul, decay, _), names in groups.items()]
 
 
@@ -88,6 +90,7 @@ class Optimizers:
         *,
         betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-8,
+        momentum: float = 0.0,
         fused: bool = True,
     ):
         named = dict(model.named_parameters())
@@ -105,6 +108,8 @@ class Optimizers:
             self.members["adamw"] = torch.optim.AdamW(tables["adamw"], lr=0.0, betas=betas, eps=eps, fused=fused)
         if "muon" in tables:  # the update has AdamW's size, so that one learning rate serves both
             self.members["muon"] = torch.optim.Muon(tables["muon"], lr=0.0, adjust_lr_fn="match_rms_adamw")
+        if "sgd" in tables:  # its decay is of the gradient: with momentum it is carried on as the gradient is
+            self.members["sgd"] = torch.optim.SGD(tables["sgd"], lr=0.0, momentum=momentum)
         if not self.members:
             raise InputError("the model has no parameter to train; unfreeze some")
 
