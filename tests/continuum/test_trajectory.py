@@ -123,16 +123,15 @@ def run(tmp_path, name, **more):
     from thalweg.training import TrainConfig, train
 
     config = TrainConfig(
-        **{
-            "data": "copying",
-            "depth": 1,
-            "width": 32,
-            "sequence_length": 16,
-            "batch_size": 4,
-            "steps": 12,
-            "eval_every": 6,
-            "eval_batches": 1,
-        },
+        data="austen",
+        tokenizer="byte",
+        depth=1,
+        width=32,
+        sequence_length=16,
+        batch_size=4,
+        steps=12,
+        eval_every=6,
+        eval_batches=1,
         **{
             "geometry": False,
             "trajectory": 2,

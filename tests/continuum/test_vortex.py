@@ -141,15 +141,14 @@ def test_plain_descent_circulates_where_noise_and_curvature_do_not_commute_and_n
     h = torch.tensor([[0.5, 0.3], [0.3, 0.4]], dtype=torch.float64)
     for noise, called in (
         (torch.linalg.cholesky(h), False),
-        (torch.diag(torch.tensor([0.1, 1.5], dtype=torch.float64)), True),
+        (torch.diag(torch.tensor([0.4, 1.5], dtype=torch.float64)), True),
     ):
         x, path, g = torch.zeros(2, dtype=torch.float64), [], generator(6)
-        for _ in range(5000):
+        for _ in range(9000):
             x = x - 0.2 * (h @ x + noise @ torch.randn(2, dtype=torch.float64, generator=g))
             path.append(x)
         s = vortex.swirl(torch.stack(path), 199, g)
-        assert s is not None
-        assert (s.p <= 0.01) is called
+        assert (s is not None and s.p <= 0.01) is called  # None: no plane of the first half came back
 
 
 def test_the_radius_is_predicted_from_the_facts_of_the_run():

@@ -191,6 +191,7 @@ def _block_rows(
             null_kind="no two directions came back",
             **where,
         )
+        rows.add("vortex.found", 0.0, null=0.0, null_kind="no vortex", **where)
         return
     walk = {"null": DICKEY_FULLER, "null_kind": "random walk, upper 5 %"}
     rows.add("vortex.relaxations", s.relaxations, n=len(s.path), **walk, **where)

@@ -269,7 +269,16 @@ _POSITIVE = (
         "steps",
         "tokens",
     ),
-    *("log_every", "eval_every", "eval_batches", "save_every", "measure_every", "trajectory", "diverge_patience", "threads"),
+    *(
+        "log_every",
+        "eval_every",
+        "eval_batches",
+        "save_every",
+        "measure_every",
+        "trajectory",
+        "diverge_patience",
+        "threads",
+    ),
 )
 _RANGES = {
     "min_lr_ratio": (0, 1),

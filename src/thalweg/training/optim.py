@@ -61,7 +61,8 @@ def make_groups(
 
     Matrices (two axes or more) decay and vectors do not, unless a hint of the stream says otherwise. With ``muon`` the two-axis
     weights of the blocks move by Muon; embeddings, vectors and everything that belongs to the stream stay with AdamW, because an
-    orthogonalised step has no meaning for a gate. With ``sgd`` everything moves by it. Learned scales of edits have a group of their own, which does not decay.
+    orthogonalised step has no meaning for a gate. With ``sgd`` everything moves by it.
+    Learned scales of edits have a group of their own, which does not decay.
     """
     groups: dict[tuple[OptimizerKind, float, float, bool], list[str]] = {}
     for name, parameter in parameters:
