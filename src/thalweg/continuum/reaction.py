@@ -11,6 +11,7 @@ from thalweg.capture.evaluating import evaluating
 from thalweg.capture.layout import Located, SitePlace
 from thalweg.capture.proof import called, gap
 from thalweg.capture.states import Tokens
+from thalweg.capture.tables import Units
 from thalweg.capture.watching import Event, watch
 from thalweg.capture.windows import Text
 from thalweg.continuum.base import Figure, Finding, Probe, ProbeOptions, Subject, UnitMeans, batches, register
@@ -204,26 +205,29 @@ def _generator(options: ReactionOptions, site: int) -> torch.Generator:
 def _ablate(subject: Subject, maps: list[Maps], text: Text, options: ReactionOptions, rows: Measurements) -> str:
     """Growth of the states with depth, of the model and with other weights; what symmetric weights add to it, against each control."""
     located = subject.place
-    last: dict[str, list[Tensor]] = {}
-    units: list[Tensor] = []
+    growths: dict[str, Tensor] = {}
     variants: tuple[Variant, ...] = ("model", *_variants(maps[0]))
+    unit = torch.zeros(0, dtype=torch.long)
     for variant in variants:
         weights: dict[str, Tensor] = {}
         if variant != "model":
             for one in maps:
                 made = variant_of(one, located, variant, _generator(options, one.place.index))
                 weights |= one.replaced(located, *made)
-        means = UnitMeans(text.units, located.depth)
-        last[variant], units = [], []
-        read = 0
+        grown, units, read = [], [], 0
         for batch in batches(text, options, subject):
             if read >= options.ablate_tokens:
                 break
-            grown, tokens = _growth(located, weights, batch.call, batch.unit_of_row)
-            means.add(tokens.unit, grown)
-            last[variant].append(grown[:, -1].cpu())
+            growth, tokens = _growth(located, weights, batch.call, batch.unit_of_row)
+            grown.append(growth.cpu())
             units.append(tokens.unit.cpu())
             read += batch.input_ids.numel()
+        growths[variant], unit = torch.cat(grown), torch.cat(units)
+    seen, unit = unit.unique(return_inverse=True)
+    counted = Units(len(seen), text.units.name)  # units that were not read would leave resamples empty
+    for variant, growth in growths.items():
+        means = UnitMeans(counted, located.depth)
+        means.add(unit, growth)
         fields = [
             {
                 "site": f"layers.{i}",
@@ -237,10 +241,10 @@ def _ablate(subject: Subject, maps: list[Maps], text: Text, options: ReactionOpt
         ]
         means.rows(rows, ["reaction.log_amplification"] * located.depth, fields)
     words = []
-    unit, symmetric = torch.cat(units), torch.cat(last["symmetric"])
+    symmetric = growths["symmetric"][:, -1]
     against: tuple[Variant, ...] = ("model", *CONTROLS)
-    differences = UnitMeans(text.units, len(against))
-    differences.add(unit, torch.stack([symmetric - torch.cat(last[one]) for one in against], 1))
+    differences = UnitMeans(counted, len(against))
+    differences.add(unit, torch.stack([symmetric - growths[one][:, -1] for one in against], 1))
     fields = [
         {"branch": f"symmetric - {one}", "unit": "nats", "null": 0.0, "null_kind": "no difference"} for one in against
     ]
