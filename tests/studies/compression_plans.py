@@ -1,7 +1,6 @@
 """A small plan of compressions, and records of it made up from what each arm is to cost and where its errors lie."""
 
-import copy
-import tomllib
+from plan_tables import put_over
 
 from thalweg.studies.compressed.plan import ERRORS, parse_compressions
 from thalweg.studies.edits.observe import Found
@@ -115,14 +114,7 @@ DEPTH = 7
 
 def table(**over):
     """The plan as tables; ``over``: dotted path with __ for a dot -> value."""
-    made = copy.deepcopy(tomllib.loads(TEXT))
-    for path, value in over.items():
-        *heads, last = path.split("__")
-        place = made
-        for key in heads:
-            place = place[int(key)] if isinstance(place, list) else place[key]
-        place[last] = value
-    return made
+    return put_over(TEXT, over)
 
 
 def plan(**over):

@@ -1,7 +1,6 @@
 """A small plan of edits, and records of it made up from what each arm is to cost."""
 
-import copy
-import tomllib
+from plan_tables import put_over
 
 from thalweg.studies.edits.observe import Found
 from thalweg.studies.edits.plan import parse_edits
@@ -76,14 +75,7 @@ primary = false
 
 def table(**over):
     """The plan as tables; ``over``: dotted path with __ for a dot -> value."""
-    made = copy.deepcopy(tomllib.loads(TEXT))
-    for path, value in over.items():
-        *heads, last = path.split("__")
-        place = made
-        for key in heads:
-            place = place[int(key)] if isinstance(place, list) else place[key]
-        place[last] = value
-    return made
+    return put_over(TEXT, over)
 
 
 def plan(**over):

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.cli.console import confirm_output, emit, grid, say
+from thalweg.cli.flags import Telling, check_counts, check_rows, with_short
 from thalweg.errors import ExitCode, InputError
 
 EXAMPLES = """examples:
@@ -103,18 +104,7 @@ def compared(args, tell) -> dict[str, Any]:
     documents = documents_of(args.text)
     base = side(args, args.base)
     compressed = side(args, args.compressed) if args.compressed else on_the_fly(args, options, base)
-    plans, began = [], time.perf_counter()
-
-    def on_batch(done: int, plan: Any) -> None:
-        if done == 0:
-            for line in plan.lines:
-                tell(line)
-        elif done == 1 and plan.batches > 1:
-            tell(plan.lines[-1 - len(plan.notes)])
-        elif plan.batches >= 8 and done % (plan.batches // 4) == 0:
-            tell(f"  {done} of {plan.batches} batches")
-        plans[:] = [plan]
-
+    began = time.perf_counter()
     found = diagnose(
         base,
         compressed,
@@ -128,7 +118,7 @@ def compared(args, tell) -> dict[str, Any]:
         layer_kl=args.layer_kl,
         low_memory=args.low_memory,
         allow_unverified=args.allow_unverified,
-        progress=on_batch,
+        progress=Telling(tell, "batches"),
         seed=args.seed,
     )
     seconds = time.perf_counter() - began
@@ -192,23 +182,11 @@ def compared(args, tell) -> dict[str, Any]:
 
 def checked(args) -> dict[str, Any]:
     """What can be refused before a model is loaded; the options of a compressor. Raises: InputError."""
-    from thalweg import config
-    from thalweg.records.export import check_format
-
     if (args.compressed is None) == (args.method is None):
         raise InputError(
             "give the compressed model, or --method to compress a copy of BASE, and not both; see thalweg compare --help"
         )
-    given = config.parse_assignments(args.option, "--option")
-    for name in SHORT:
-        value = getattr(args, name)
-        if value is None:
-            continue
-        if name in given:
-            raise InputError(
-                f"--{name} {value} and --option {name}={given[name]} name the same option; give one of them"
-            )
-        given |= config.parse_assignments([f"{name}={value}"], f"--{name}")
+    given = with_short(args, SHORT)
     if args.method is None and (given or args.calibration):
         raise InputError(
             "--sparsity, --bits, --group, --option and --calibration belong to --method; leave them out, or give one"
@@ -217,13 +195,8 @@ def checked(args) -> dict[str, Any]:
         from thalweg.compression import compressors
 
         compressors.create(args.method, **given)
-    if args.rows is not None:
-        check_format(args.rows)
-        confirm_output(args.rows, args.overwrite)
-    for name in ("tokens", "length", "batch_size"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise InputError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    check_rows(args)
+    check_counts(args, ("tokens", "length", "batch_size"))
     return given
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from thalweg import config
 from thalweg.cli.console import emit, say
+from thalweg.cli.flags import with_short
 from thalweg.errors import ExitCode, InputError
 
 EXAMPLES = """examples:
@@ -56,7 +57,7 @@ def configure(parser) -> None:
 def run(args) -> ExitCode:
     from thalweg.config import check_new
 
-    options = options_of(args)
+    options = with_short(args, SHORT)
     check_method(args, options)  # a slip is told before a model is loaded
     folder = check_new(args.output)
     opened = _opened(args)
@@ -75,21 +76,6 @@ def run(args) -> ExitCode:
         print(line)
     print(f"in {folder}")
     return ExitCode.OK
-
-
-def options_of(args) -> dict[str, Any]:
-    """The options of the method that the flags say. Raises: InputError for an option that is given twice."""
-    found = config.parse_assignments(args.option, "--option")
-    for name in SHORT:
-        given = getattr(args, name)
-        if given is None:
-            continue
-        if name in found:
-            raise InputError(
-                f"--{name} {given} and --option {name}={found[name]} name the same option; give one of them"
-            )
-        found |= config.parse_assignments([f"{name}={given}"])
-    return found
 
 
 def check_method(args, options: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from thalweg import config
+from thalweg.cli.facts import explained
 
 
 def compressor(name: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -19,7 +20,7 @@ def compressor(name: str, given: dict[str, Any]) -> dict[str, Any]:
             "calibration": "tokens" if method.calibrated else "none",
             "environment": library.install,
             "options": config.to_plain(config.build(method.options, given, where=name)) if given else {},
-            "options explained": _explained(method.options, given),
+            "options explained": explained(method.options, given),
         }
     entry = compressors.registry.entry(name)
     facts = entry.value.facts
@@ -38,10 +39,6 @@ def compressor(name: str, given: dict[str, Any]) -> dict[str, Any]:
         "deviations": list(facts.deviations),
         "verified": list(facts.verified),
         "options": given,
-        "options explained": _explained(entry.value.Options, given),
+        "options explained": explained(entry.value.Options, given),
         "bibtex": facts.bibtex,
     }
-
-
-def _explained(options: type, given: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{**config.to_plain(field), "given": given.get(field.name)} for field in config.describe(options)]

@@ -5,6 +5,7 @@ from typing import Any
 
 from thalweg import config
 from thalweg.cli.console import say
+from thalweg.cli.flags import with_short
 from thalweg.errors import InputError
 
 STREAMS = {"streams": "--streams", "mixer": "--mixer", "mixer_options": "--mixer-option"}  # option -> its short flag
@@ -26,16 +27,7 @@ def options(args, connection: Any) -> dict[str, Any]:
     """The options that the flags ask for. Raises: InputError for a flag that is no NAME=VALUE, for two flags that name one option, and
     for a flag on streams where the connection has but one.
     """
-    found = config.parse_assignments(args.option, "--option")
-    for name in ("streams", "mixer"):
-        given = getattr(args, name)
-        if given is None:
-            continue
-        if name in found:
-            raise InputError(
-                f"--{name} {given} and --option {name}={found[name]} name the same option; give one of them"
-            )
-        found |= config.parse_assignments([f"{name}={given}"])
+    found = with_short(args, ("streams", "mixer"))
     if args.mixer_option:
         if "mixer_options" in found:
             raise InputError("--mixer-option and --option mixer_options name the same options; give one of them")

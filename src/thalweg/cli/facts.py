@@ -18,9 +18,9 @@ def used(run) -> tuple[str, dict[str, Any]]:
     return str(run.config.get("connection", "")), options if isinstance(options, dict) else {}
 
 
-def explained(options: Any, given: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every option of a connection or mixer with its values, default and meaning, and what was ``given`` for it."""
-    return [{**config.to_plain(field), "given": given.get(field.name)} for field in config.describe(type(options))]
+def explained(options: type, given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every option of a dataclass of options with its values, default and meaning, and what was ``given`` for it."""
+    return [{**config.to_plain(field), "given": given.get(field.name)} for field in config.describe(options)]
 
 
 def citations(names: Iterable[str]) -> list[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.cli.console import confirm_output, grid
+from thalweg.cli.flags import Telling, check_counts, check_rows
 from thalweg.errors import InputError
 
 TOKENS = 8192
@@ -102,17 +103,10 @@ def given(args) -> list[str]:
 
 def check(args) -> Path:
     """Before a model is loaded: whether the results may go where they shall; where the page goes. Raises: InputError."""
-    from thalweg.records.export import check_format
-
     page = Path(args.output or f"measure-{Path(args.model).name or 'model'}.html")
     confirm_output(str(page), args.overwrite)
-    if args.rows is not None:
-        check_format(args.rows)
-        confirm_output(args.rows, args.overwrite)
-    for name in ("tokens", "length", "batch_size"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise InputError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    check_rows(args)
+    check_counts(args, ("tokens", "length", "batch_size"))
     return page
 
 
@@ -143,18 +137,7 @@ def of_model(args, tell: Callable[[str], None]) -> dict[str, Any]:
     for line in (opened.name, *opened.notes):
         tell(line)
     tokenizer = opened.require_tokenizer()
-    plans, began = [], time.perf_counter()
-
-    def on_pass(done: int, plan: Any) -> None:
-        if done == 0:
-            for line in plan.lines:
-                tell(line)
-        elif done == 1 and plan.passes > 1:
-            tell(plan.lines[-1 - len(plan.notes)])
-        elif plan.passes >= 8 and done % (plan.passes // 4) == 0:
-            tell(f"  {done} of {plan.passes} passes")
-        plans[:] = [plan]
-
+    telling, began = Telling(tell, "passes"), time.perf_counter()
     rows = measure(
         opened.model,
         [document.text for document in documents],
@@ -170,10 +153,10 @@ def of_model(args, tell: Callable[[str], None]) -> dict[str, Any]:
         cka=args.cka,
         map=args.map,
         allow_unverified=args.allow_unverified,
-        progress=on_pass,
+        progress=telling,
         name=opened.name,
     )
-    seconds, plan = time.perf_counter() - began, plans[0]
+    seconds, plan = time.perf_counter() - began, telling.plan
     failed: InputError | None = None
     try:
         if args.rows is not None:

@@ -28,7 +28,7 @@ def mixer(name: str, streams: int, options: dict[str, Any]) -> dict[str, Any]:
         "deviations": list(facts.deviations),
         "verified": list(facts.verified),
         "options": config.to_plain(module.options),
-        "options explained": explained(module.options, options),
+        "options explained": explained(type(module.options), options),
         f"measured at {streams} streams": _measured(module),
         "bibtex": facts.bibtex,
     }

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.cli.console import confirm_output, emit, say, table
+from thalweg.cli.flags import check_counts, check_rows
 from thalweg.errors import ExitCode, InputError
 
 EXAMPLES = """examples:
@@ -54,17 +55,11 @@ def configure(parser) -> None:
 
 def run(args) -> ExitCode:
     from thalweg.continuum import registry
-    from thalweg.records.export import check_format
 
     page = Path(args.output or f"probe-{Path(args.model).name or 'model'}.html")
     confirm_output(str(page), args.overwrite)
-    if args.rows is not None:
-        check_format(args.rows)
-        confirm_output(args.rows, args.overwrite)
-    for name in ("tokens", "length"):
-        value = getattr(args, name)
-        if value is not None and value < 2:
-            raise InputError(f"--{name} must be at least 2, got {value}")
+    check_rows(args)
+    check_counts(args, ("tokens", "length"), least=2)
     only = None if args.only is None else [one.strip() for one in args.only.split(",") if one.strip()]
     if only is not None:
         only = [registry.entry(one).name for one in only]

@@ -91,7 +91,7 @@ def connection(name: str, width: int, depth: int, options: dict) -> dict:
         "deviations": list(facts.deviations),
         "verified": list(facts.verified),
         "options": config.to_plain(stream.options),
-        "options explained": explained(stream.options, options),
+        "options explained": explained(type(stream.options), options),
         f"cost at width {width}, depth {depth}": config.to_plain(cost),
         "bibtex": facts.bibtex,
     }

@@ -16,10 +16,10 @@ from thalweg.reports.edits import (
     subject_table,
 )
 from thalweg.reports.figures import Figure, Line, lines
-from thalweg.reports.study import effect_figure, headline, note_lines, reproduce, value_table, verdict_row
+from thalweg.reports.study import planned, verdict_row
 from thalweg.reports.symlog import Spread, between, spreads
 from thalweg.reports.tables import Table
-from thalweg.reports.text import NONE, counted, moment, number, words
+from thalweg.reports.text import NONE, counted, number, words
 from thalweg.studies.compressed.observe import LEAST, fidelity, layerwise, ranks
 from thalweg.studies.compressed.plan import (
     BRANCHES,
@@ -53,29 +53,14 @@ def write_compression_report(records: EditStudyRecords, path: str | Path) -> Pat
     return page.write(
         path,
         "compressions.html",
-        title=plan.title,
-        plan=plan.name,
-        scale=records.scale,
-        kind=verdict.kind,
-        locked=moment(records.locked),
-        plan_hash=verdict.plan_hash,
-        status=verdict.status,
-        headline=headline(verdict),
-        question=plan.question,
+        **planned(records),
         verdicts=[_row(plan, v) for v in verdict.verdicts],
-        effects=effect_figure(verdict),
-        values=value_table(verdict),
-        notes=note_lines(verdict, plan),
         subjects=subject_table(records),
         costs=[(subject, table) for subject in plan.subject if (table := cost_table(records, subject)).rows],
         predictors=[t for subject in plan.subject for t in rank_tables(records, subject)],
         figures=[f for subject in plan.subject for f in _figures(records, subject)],
         limits=limit_lines(records),
-        reproduce=reproduce(records.plan_path, plan.name, records.scale),
-        plan_text=records.plan_text,
         provenance=provenance_of(records, records.found),
-        citations="\n\n".join(records.citations),
-        source=plan.source,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from thalweg.reports import page
 from thalweg.reports.figures import Figure, Line, lines
-from thalweg.reports.study import effect_figure, headline, note_lines, reproduce, value_table, verdict_row
+from thalweg.reports.study import planned, verdict_row
 from thalweg.reports.symlog import Spread, between, spreads
 from thalweg.reports.tables import Table
 from thalweg.reports.text import NONE, big, counted, listed, moment, number, words
@@ -62,19 +62,8 @@ def write_edit_report(records: EditStudyRecords, path: str | Path) -> Path:
     return page.write(
         path,
         "edits.html",
-        title=plan.title,
-        plan=plan.name,
-        scale=records.scale,
-        kind=verdict.kind,
-        locked=moment(records.locked),
-        plan_hash=verdict.plan_hash,
-        status=verdict.status,
-        headline=headline(verdict),
-        question=plan.question,
+        **planned(records),
         verdicts=[_row(records, v) for v in verdict.verdicts],
-        effects=effect_figure(verdict),
-        values=value_table(verdict),
-        notes=note_lines(verdict, plan),
         cost=cost_table(
             records, [n for n, f in records.found.items() if f.row.role == "no-op" or n in _chosen(records)]
         ),
@@ -85,11 +74,7 @@ def write_edit_report(records: EditStudyRecords, path: str | Path) -> Path:
         positions=_positions(records),
         layers=[*_by_layer(records), *_single_layers(records)],
         limits=limit_lines(records),
-        reproduce=reproduce(records.plan_path, plan.name, records.scale),
-        plan_text=records.plan_text,
         provenance=provenance_of(records, found),
-        citations="\n\n".join(records.citations),
-        source=plan.source,
     )
 
 

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from thalweg.reports import page, provenance
 from thalweg.reports.curves import Arms, dull, training_figures
@@ -66,19 +66,8 @@ def write_study_report(records: StudyRecords, path: str | Path) -> Path:
     return page.write(
         path,
         "study.html",
-        title=plan.title,
-        plan=plan.name,
-        scale=records.scale,
-        kind=verdict.kind,
-        locked=moment(records.locked),
-        plan_hash=verdict.plan_hash,
-        status=verdict.status,
-        headline=headline(verdict) + (f" Has not learned: {listed(blank)}." if (blank := dull(arms)) else ""),
-        question=plan.question,
+        **planned(records, f" Has not learned: {listed(blank)}." if (blank := dull(arms)) else ""),
         verdicts=[verdict_row(v, plan) for v in verdict.verdicts],
-        effects=effect_figure(verdict),
-        values=value_table(verdict),
-        notes=note_lines(verdict, plan),
         cost=cost_table(arms, {name: arm.role for name, arm in plan.arms.items()}),
         arms=arm_table(plan, records.scale),
         training=training_figures(arms),
@@ -88,13 +77,51 @@ def write_study_report(records: StudyRecords, path: str | Path) -> Path:
         scalars=scalar_table(arms),
         tuning=tuning_table(records.tuning, records.rates),
         limits=_limits(records, arms),
-        reproduce=reproduce(records.plan_path, records.plan.name, records.scale),
-        plan_text=records.plan_text,
         provenance=_provenance(records, arms),
         records=record_table(arms),
-        citations="\n\n".join(records.citations),
-        source=plan.source,
     )
+
+
+class PlanRecords(Protocol):
+    """What the page of a plan, of whatever kind, is made from beside its records."""
+
+    @property
+    def plan(self) -> Any: ...
+    @property
+    def scale(self) -> str: ...
+    @property
+    def verdict(self) -> StudyVerdict: ...
+    @property
+    def locked(self) -> str: ...
+    @property
+    def plan_text(self) -> str: ...
+    @property
+    def plan_path(self) -> str: ...
+    @property
+    def citations(self) -> Sequence[str]: ...
+
+
+def planned(records: PlanRecords, more: str = "") -> dict[str, Any]:
+    """The fields that the pages of all plans share: head, effects, notes, how to reproduce. more: after the headline."""
+    plan, verdict = records.plan, records.verdict
+    return {
+        "title": plan.title,
+        "plan": plan.name,
+        "scale": records.scale,
+        "kind": verdict.kind,
+        "locked": moment(records.locked),
+        "plan_hash": verdict.plan_hash,
+        "status": verdict.status,
+        "headline": headline(verdict) + more,
+        "question": plan.question,
+        "effects": effect_figure(verdict),
+        "values": value_table(verdict),
+        "notes": note_lines(verdict, plan),
+        "reproduce": reproduce(records.plan_path, plan.name, records.scale),
+        "plan_text": records.plan_text,
+        "citations": "\n\n".join(records.citations),
+        "source": plan.source,
+    }
 
 
 def headline(verdict: StudyVerdict) -> str:

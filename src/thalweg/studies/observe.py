@@ -121,3 +121,12 @@ def unlearned(record: RunRecord) -> str:
 
 def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def observed(h: Hypothesis, value: float) -> Observation:
+    """A value; one that is not finite takes what the hypothesis states for it."""
+    if math.isfinite(value):
+        return Observation(value)
+    if isinstance(h.diverged, float):
+        return Observation(h.diverged, True, True, f"not finite, takes {h.diverged:g}")
+    return Observation(None, diverged=True, reason="not finite, rule: inconclusive")

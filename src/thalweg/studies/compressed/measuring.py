@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from thalweg import compression
 from thalweg.capture import locate
 from thalweg.capture.evaluating import evaluating
-from thalweg.capture.limits import vocabulary_of
 from thalweg.compression import compressors
 from thalweg.compression.comparing import Diagnosis, diagnose
 from thalweg.compression.compressors.base import STORED
@@ -25,7 +24,7 @@ from thalweg.errors import InputError, ProofError
 from thalweg.evaluation.paired import DRIFT
 from thalweg.evaluation.perplexity import prefix_of
 from thalweg.evaluation.scoring import batches, by_token, device_of, logits_of, score
-from thalweg.evaluation.subjects import check_causal, check_tokenizer, ids_of
+from thalweg.evaluation.subjects import check_causal, check_tokenizer
 from thalweg.evaluation.windows import Window
 from thalweg.ops.precision import wide
 from thalweg.studies.compressed.observe import layerwise
@@ -33,7 +32,6 @@ from thalweg.studies.compressed.plan import BRANCHES, CompressionArm, Compressio
 from thalweg.studies.compressed.texts import Readings, readings
 from thalweg.studies.edits.store import EditRow, now
 from thalweg.studies.edits.subjects import OpenSubject
-from thalweg.studies.edits.texts import Reading
 
 BATCH_TOKENS = 1024  # of a forward pass
 MOST_KEPT = 2**30  # bytes of logits: 1 GiB
@@ -74,20 +72,9 @@ class Bench:
         prefix = prefix_of(subject.tokenizer, None)
         assert prefix is not None
 
-        def cut(reading: Reading) -> list[list[int]]:
-            found = []
-            for document in reading.documents:
-                ids = ids_of(subject.tokenizer, document.text, vocabulary_of(subject.model), document.name)
-                if len(ids) < reading.tokens:
-                    raise InputError(
-                        f"{document.name} has {len(ids)} tokens, the plan reads {reading.tokens}; raise characters in its text"
-                    )
-                found.append(ids[: reading.tokens])
-            return found
-
         texts, chosen = readings(plan, scale), plan.at(scale)
-        judged = cut(texts.judged)
-        begun = [[prefix, *ids[:-1]] for ids in cut(texts.errors)]
+        judged = subject.token_rows(texts.judged)
+        begun = [[prefix, *ids[:-1]] for ids in subject.token_rows(texts.errors)]
         return cls(
             subject,
             plan,
@@ -95,7 +82,7 @@ class Bench:
             texts,
             [Window([prefix, *ids[:-1]], ids) for ids in judged],
             begun,
-            [[prefix, *ids[:-1]] for ids in cut(texts.calibration)],
+            [[prefix, *ids[:-1]] for ids in subject.token_rows(texts.calibration)],
             _endings(judged, prefix, chosen.choices),
             locate(subject.model).depth,
         )

@@ -11,7 +11,7 @@ from thalweg.studies.compressed.plan import ERRORS, CompressionArm, CompressionH
 from thalweg.studies.edits.observe import Found
 from thalweg.studies.edits.store import EditRow
 from thalweg.studies.judging import Trial
-from thalweg.studies.observe import Observation
+from thalweg.studies.observe import Observation, observed
 
 Records = Mapping[str, Found]
 LEAST = 5  # arms or layers that a rank correlation needs
@@ -40,7 +40,7 @@ def _observed(
     else:
         values = {name: fidelity(h.measure, found[name]) for name in h.contrast}
     return {
-        column: {u: _one(h, by_document[u]) if u < len(by_document) else None for u in units}
+        column: {u: observed(h, by_document[u]) if u < len(by_document) else None for u in units}
         for column, by_document in values.items()
     }
 
@@ -97,11 +97,3 @@ def _spearman(x: Sequence[float], y: Sequence[float] | np.ndarray) -> float:
     if np.ptp(stats.rankdata(a)) == 0 or np.ptp(stats.rankdata(b)) == 0:
         return 0.0  # a constant orders nothing
     return float(stats.spearmanr(a, b).statistic)  # type: ignore[attr-defined]
-
-
-def _one(h: CompressionHypothesis, value: float) -> Observation:
-    if math.isfinite(value):
-        return Observation(value)
-    if isinstance(h.diverged, float):
-        return Observation(h.diverged, True, True, f"not finite, takes {h.diverged:g}")
-    return Observation(None, diverged=True, reason="not finite, rule: inconclusive")

@@ -1,6 +1,5 @@
 """Plans whose arms are compressions: subjects, text, compressors with their strengths, protected layers, and the hypotheses."""
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,9 +8,9 @@ from typing import Any, ClassVar, Literal
 from thalweg import config
 from thalweg.errors import InputError, UnknownNameError
 from thalweg.studies.edits.plan import NOOP, Subject
-from thalweg.studies.plan import Hypothesis, check_head, check_ids, digest
+from thalweg.studies.given import check_claim, check_known, check_least, check_tables
+from thalweg.studies.plan import Hypothesis, check_ids, digest
 
-_NAME = re.compile(r"[A-Za-z0-9_]+")
 BRANCHES = ("attention", "mlp", "block")
 ERRORS = ("total", "perpendicular", "parallel", "noise", "cosine")  # of every document and layer, of one branch
 CONTROLS = ("weights", "chance")  # needs no data; a fixed random order of the arms or layers
@@ -163,18 +162,7 @@ class CompressionPlan:
     deviations: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_head(self.schema, self.alpha)
-        for what, table in (("subject", self.subject), ("scale", self.scale), ("arms", self.arms)):
-            if not table:
-                raise InputError(f"a plan needs at least one entry under {what!r}")
-            for name in table:
-                if not _NAME.fullmatch(name):
-                    raise InputError(f"{what}: a name holds only letters, digits and _ (A-Z, a-z, 0-9), got {name!r}")
-        if not self.hypotheses:
-            raise InputError("a plan needs at least one entry under 'hypotheses'")
-        for name, subject in self.subject.items():
-            if bool(subject.model) == bool(subject.train):
-                raise InputError(f"subject.{name} states exactly one of model and train")
+        check_tables(self)
         for name, family in self.arms.items():
             self._check_family(name, family)
         for name, scale in self.scale.items():
@@ -210,27 +198,17 @@ class CompressionPlan:
 
     def _check_scale(self, name: str, scale: CompressionScale) -> None:
         least = (("documents", 1), ("tokens", 2), ("skip", 0), ("every", STEP), ("calibration", 1), ("kl_documents", 0))
-        for key, low in least:
-            if getattr(scale, key) < low:
-                raise InputError(f"scale.{name}.{key} must be at least {low}, got {getattr(scale, key)}")
+        check_least(name, scale, least)
         if scale.choices and not 2 <= scale.choices <= scale.documents:
             raise InputError(f"scale.{name}.choices must be 0 or between 2 and documents, got {scale.choices}")
         if scale.calibration > scale.documents:
             raise InputError(f"scale.{name}.calibration must be at most documents, got {scale.calibration}")
-        for family in scale.arms:
-            if family not in self.arms:
-                raise UnknownNameError(f"family in scale.{name}.arms:", family, self.arms)
-        for subject in scale.models:
-            if subject not in self.subject:
-                raise UnknownNameError(f"subject in scale.{name}.models:", subject, self.subject)
+        check_known(self, name, scale)
 
     def _check_hypothesis(self, h: CompressionHypothesis) -> None:
         if h.measure not in MEASURES:
             raise UnknownNameError(f"measure of {h.id}:", h.measure, MEASURES)
-        if not h.contrast:
-            raise InputError(f"hypothesis {h.id} has an empty contrast; name at least one column")
-        if h.diverged != "inconclusive" and not isinstance(h.diverged, float):
-            raise InputError(f"hypothesis {h.id}: diverged must be inconclusive or a number, got {h.diverged!r}")
+        check_claim(h, "column")
         for what, value, known in (
             ("branch", h.branch, BRANCHES),
             ("part", h.part, ERRORS),

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 
 from thalweg.capture import Located, locate, watch
 from thalweg.capture.evaluating import evaluating
-from thalweg.capture.limits import vocabulary_of
 from thalweg.editing import audit, edit
 from thalweg.errors import InputError, ProofError
 from thalweg.evaluation.embeddings import embed
@@ -57,15 +56,9 @@ class Bench:
             if reading.tokens % buckets:
                 raise InputError(f"tokens must be a multiple of buckets ({buckets}), got {reading.tokens}")
             check_causal(subject.model)
-            vocabulary, prefix = vocabulary_of(subject.model), prefix_of(subject.tokenizer, None)
+            prefix = prefix_of(subject.tokenizer, None)
             assert prefix is not None
-            for document in reading.documents:
-                ids = ids_of(subject.tokenizer, document.text, vocabulary, document.name)
-                if len(ids) < reading.tokens:
-                    raise InputError(
-                        f"{document.name} has {len(ids)} tokens, the plan reads {reading.tokens}; raise characters in its text"
-                    )
-                ids = ids[: reading.tokens]
+            for ids in subject.token_rows(reading):
                 bench.windows.append(Window([prefix, *ids[:-1]], ids))
         elif getattr(subject.model, "lm_head", None) is not None and is_causal(subject.model):
             raise InputError(

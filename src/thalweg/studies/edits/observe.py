@@ -1,6 +1,5 @@
 """What records of edits say about a hypothesis: one number for each document, or for each layer."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -9,7 +8,7 @@ import numpy as np
 from thalweg.studies.edits.plan import EditHypothesis, EditPlan
 from thalweg.studies.edits.store import EditRecord, EditRow
 from thalweg.studies.judging import Trial
-from thalweg.studies.observe import Observation
+from thalweg.studies.observe import Observation, observed
 from thalweg.studies.statistics import Paired, ranked
 
 
@@ -60,7 +59,7 @@ def observe(h: EditHypothesis, found: Found | None, units: range) -> dict[int, O
     if found is None:
         return dict.fromkeys(units)
     values = measured(h.measure, h.at, found)
-    return {u: _observed(h, values[u]) if u < len(values) else None for u in units}
+    return {u: observed(h, values[u]) if u < len(values) else None for u in units}
 
 
 def measured(measure: str, at: str, found: Found) -> list[float]:
@@ -77,14 +76,6 @@ def measured(measure: str, at: str, found: Found) -> list[float]:
     return by[at].tolist()
 
 
-def _observed(h: EditHypothesis, value: float) -> Observation:
-    if math.isfinite(value):
-        return Observation(value)
-    if isinstance(h.diverged, float):
-        return Observation(h.diverged, True, True, f"not finite, takes {h.diverged:g}")
-    return Observation(None, diverged=True, reason="not finite, rule: inconclusive")
-
-
 def _over_layers(plan: EditPlan, h: EditHypothesis, found: Records) -> Trial:
     """Of single layers, without the first and the last, which are outliers in every published table."""
     (family,) = h.contrast
@@ -93,7 +84,7 @@ def _over_layers(plan: EditPlan, h: EditHypothesis, found: Records) -> Trial:
     x: dict[int, Observation | None] = {}
     for arm in arms:
         layer, there = int(arm.alone or 0), found.get(arm.name)
-        y[layer] = None if there is None else _observed(h, float(np.mean(measured(h.measure, h.at, there))))
+        y[layer] = None if there is None else observed(h, float(np.mean(measured(h.measure, h.at, there))))
         x[layer] = None if there is None else _beside(h.against, layer, there)
     return LayerTrial(h, {h.measure: y, h.against: x}, "layer", "layers", (h.measure, h.against))
 

@@ -1,7 +1,6 @@
 """Plans whose arms are edits: subjects, text, families of edits, and the hypotheses that will judge them."""
 
 import dataclasses
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,9 +9,9 @@ from typing import Any, Literal
 from thalweg import config
 from thalweg.editing.options import EditOptions
 from thalweg.errors import InputError, UnknownNameError
-from thalweg.studies.plan import Hypothesis, check_head, check_ids, digest
+from thalweg.studies.given import check_claim, check_known, check_least, check_tables
+from thalweg.studies.plan import Hypothesis, check_ids, digest
 
-_NAME = re.compile(r"[A-Za-z0-9_]+")
 LIKELIHOOD = ("loss_change", "loss")
 EMBEDDING = ("embedding_change", "order_change")
 MEASURES = {"likelihood": LIKELIHOOD, "embedding": EMBEDDING}
@@ -153,18 +152,7 @@ class EditPlan:
     deviations: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_head(self.schema, self.alpha)
-        for what, table in (("subject", self.subject), ("scale", self.scale), ("arms", self.arms)):
-            if not table:
-                raise InputError(f"a plan needs at least one entry under {what!r}")
-            for name in table:
-                if not _NAME.fullmatch(name):
-                    raise InputError(f"{what}: a name holds only letters, digits and _ (A-Z, a-z, 0-9), got {name!r}")
-        if not self.hypotheses:
-            raise InputError("a plan needs at least one entry under 'hypotheses'")
-        for name, subject in self.subject.items():
-            if bool(subject.model) == bool(subject.train):
-                raise InputError(f"subject.{name} states exactly one of model and train")
+        check_tables(self)
         for name, family in self.arms.items():
             self._check_family(name, family)
         for name, scale in self.scale.items():
@@ -196,15 +184,8 @@ class EditPlan:
         _ = list(_expand(name, family))  # each checks itself
 
     def _check_scale(self, name: str, scale: EditScale) -> None:
-        for key, least in (("documents", 1), ("tokens", 2), ("skip", 0), ("every", 1), ("audit", 0)):
-            if getattr(scale, key) < least:
-                raise InputError(f"scale.{name}.{key} must be at least {least}, got {getattr(scale, key)}")
-        for family in scale.arms:
-            if family not in self.arms:
-                raise UnknownNameError(f"family in scale.{name}.arms:", family, self.arms)
-        for subject in scale.models:
-            if subject not in self.subject:
-                raise UnknownNameError(f"subject in scale.{name}.models:", subject, self.subject)
+        check_least(name, scale, (("documents", 1), ("tokens", 2), ("skip", 0), ("every", 1), ("audit", 0)))
+        check_known(self, name, scale)
 
     def _check_hypothesis(self, h: EditHypothesis) -> None:
         known = MEASURES[self.text.evaluation]
@@ -212,10 +193,7 @@ class EditPlan:
             raise UnknownNameError(f"measure of {h.id} (evaluation {self.text.evaluation}):", h.measure, known)
         if h.at not in PARTS or (h.at != "all" and self.text.evaluation != "likelihood"):
             raise UnknownNameError(f"at of {h.id}:", h.at, PARTS if self.text.evaluation == "likelihood" else ("all",))
-        if not h.contrast:
-            raise InputError(f"hypothesis {h.id} has an empty contrast; name at least one arm")
-        if h.diverged != "inconclusive" and not isinstance(h.diverged, float):
-            raise InputError(f"hypothesis {h.id}: diverged must be inconclusive or a number, got {h.diverged!r}")
+        check_claim(h, "arm")
         if not h.against:
             for arm in h.contrast:
                 if arm not in self.edits:

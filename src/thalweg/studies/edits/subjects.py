@@ -10,11 +10,58 @@ from torch import nn
 
 from thalweg import config
 from thalweg.capture import at_hand
+from thalweg.capture.limits import vocabulary_of
 from thalweg.errors import InputError
+from thalweg.evaluation.subjects import ids_of
 from thalweg.studies.edits.plan import EditPlan, Subject
+from thalweg.studies.edits.texts import Reading
 from thalweg.studies.resolve import fingerprint
 from thalweg.studies.store import Store
 from thalweg.training.config import TrainConfig, from_table
+
+# Fields of a training whose defaults count in the identity of a record: those that there were when the first record was made. A field
+# that came later counts where it differs from its default, so that old records stay findable.
+FIRST = frozenset(
+    [
+        "accumulation",
+        "batch_size",
+        "betas",
+        "clip",
+        "compile",
+        "connection",
+        "connection_options",
+        "data",
+        "depth",
+        "device",
+        "diverge_factor",
+        "diverge_patience",
+        "diverge_rms",
+        "eps",
+        "eval_batches",
+        "eval_every",
+        "feed_forward",
+        "geometry",
+        "gradient_checkpointing",
+        "heads",
+        "layers",
+        "log_every",
+        "lr",
+        "min_lr_ratio",
+        "model",
+        "norm",
+        "optimizer",
+        "parallel",
+        "precision",
+        "schedule",
+        "seed",
+        "sequence_length",
+        "steps",
+        "threads",
+        "warmup",
+        "weight_decay",
+        "width",
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -25,6 +72,18 @@ class OpenSubject:
     tokenizer: Any
     facts: dict[str, Any]
     notes: tuple[str, ...]
+
+    def token_rows(self, reading: Reading) -> list[list[int]]:
+        """The tokens of every document that are read. Raises: InputError for a document that is too short."""
+        vocabulary, found = vocabulary_of(self.model), []
+        for document in reading.documents:
+            ids = ids_of(self.tokenizer, document.text, vocabulary, document.name)
+            if len(ids) < reading.tokens:
+                raise InputError(
+                    f"{document.name} has {len(ids)} tokens, the plan reads {reading.tokens}; raise characters in its text"
+                )
+            found.append(ids[: reading.tokens])
+        return found
 
 
 def recipe(plan: EditPlan, scale: str, name: str) -> TrainConfig | None:
@@ -43,7 +102,9 @@ def resolved(plan: EditPlan, scale: str, name: str) -> dict[str, Any]:
     subject, made = plan.subject[name], recipe(plan, scale, name)
     common = {"dtype": subject.dtype, "backend": subject.backend}
     if made is not None:
-        return {"train": config.to_plain(made), "run": fingerprint(made), **common}
+        defaults = config.to_plain(TrainConfig())
+        stated = {k: v for k, v in config.to_plain(made).items() if k in FIRST or v != defaults.get(k)}
+        return {"train": stated, "run": fingerprint(made), **common}
     where = plan.at(scale).models.get(name, subject.model)
     known = at_hand.MODELS.get(where)
     return {"model": where, **({"sha256": known.sha256} if known else {}), **common}

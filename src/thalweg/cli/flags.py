@@ -1,0 +1,61 @@
+"""What flags of several commands have in common: short forms of options, files of rows, counts, and what is told of a long pass."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from thalweg import config
+from thalweg.cli.console import confirm_output
+from thalweg.errors import InputError
+
+
+def with_short(args, names: Iterable[str]) -> dict[str, Any]:
+    """The options of ``--option``, and of the flags that are short for one. Raises: InputError for an option that is given twice."""
+    found = config.parse_assignments(args.option, "--option")
+    for name in names:
+        given = getattr(args, name)
+        if given is None:
+            continue
+        if name in found:
+            raise InputError(
+                f"--{name} {given} and --option {name}={found[name]} name the same option; give one of them"
+            )
+        found |= config.parse_assignments([f"{name}={given}"], f"--{name}")
+    return found
+
+
+def check_rows(args) -> None:
+    """That ``--rows`` names a file that can be written. Raises: InputError."""
+    from thalweg.records.export import check_format
+
+    if args.rows is not None:
+        check_format(args.rows)
+        confirm_output(args.rows, args.overwrite)
+
+
+def check_counts(args, names: Iterable[str], least: int = 1) -> None:
+    """That counts which were given are large enough. Raises: InputError."""
+    for name in names:
+        value = getattr(args, name)
+        if value is not None and value < least:
+            raise InputError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
+
+
+class Telling:
+    """Progress of a pass in parts: the plan, the time that it takes once that is known, and every quarter. unit: what its plan counts the parts
+    as, ``batches`` or ``passes``. plan: the last one seen.
+    """
+
+    def __init__(self, tell: Callable[[str], None], unit: str):
+        self.tell, self.unit = tell, unit
+        self.plan: Any = None
+
+    def __call__(self, done: int, plan: Any) -> None:
+        parts = getattr(plan, self.unit)
+        if done == 0:
+            for line in plan.lines:
+                self.tell(line)
+        elif done == 1 and parts > 1:
+            self.tell(plan.lines[-1 - len(plan.notes)])
+        elif parts >= 8 and done % (parts // 4) == 0:
+            self.tell(f"  {done} of {parts} {self.unit}")
+        self.plan = plan
