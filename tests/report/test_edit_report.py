@@ -1,9 +1,8 @@
 """The report of a study of edits: order, numbers, what is missing, hostile text."""
 
-import importlib.util
 import re
-from pathlib import Path
 
+import edit_plans
 import pytest
 from pages import read
 
@@ -11,11 +10,6 @@ from thalweg.reports.edits import EditStudyRecords, interval, write_edit_report
 from thalweg.reports.text import number
 from thalweg.studies.edits.observe import measured, trials
 from thalweg.studies.judging import rule
-
-_SPEC = importlib.util.spec_from_file_location("edit_plans", Path(__file__).parents[1] / "studies" / "edit_plans.py")
-assert _SPEC is not None and _SPEC.loader is not None
-edit_plans = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(edit_plans)
 
 HOSTILE = "</style><script>alert(1)</script> & \x00"
 

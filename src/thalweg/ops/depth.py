@@ -11,7 +11,6 @@ from thalweg.errors import InputError, UnknownNameError
 Field = Callable[[Tensor], Tensor]
 Scheme = Literal["lie", "swapped", "together", "strang"]
 SCHEMES: tuple[Scheme, ...] = ("lie", "swapped", "together", "strang")
-EVALUATIONS = {"lie": 1, "swapped": 1, "together": 1, "strang": 4}  # of a field in one step, at most
 
 
 def through_layer(
