@@ -115,6 +115,24 @@ def test_a_protected_arm_without_its_row_says_so(home):
         bench.edited(study.plan.edits["own.kept"], study.plan.edits["own.noop"], {})
 
 
+def test_a_dropped_layer_has_lost_its_whole_update(home):
+    from dataclasses import replace
+
+    from thalweg.studies.edits.subjects import open_subject
+    from thalweg.studies.store import Store
+
+    study = opened(home)
+    bench = study.bench(
+        open_subject(study.plan, "smoke", "own", Store(home / "records"), home / "runs"), study.groups[0]
+    )
+    dropped = replace(study.plan.edits["own.prune-0.5"], method="layer_drop", options={"count": 1})
+    row = bench.edited(dropped, study.plan.edits["own.noop"], {})
+    (gone,) = [i for i, bits in enumerate(row.layers["bits"]) if bits == 0]
+    for document in row.columns["block.total"]:
+        assert [round(v, 5) for v in document] == [float(i == gone) for i in range(3)]
+    assert len(row.layers["kl"]) == 3 and row.layers["kl"][gone] > 0
+
+
 def test_a_copy_that_is_not_the_subject_is_refused(home, monkeypatch):
     from thalweg.studies.edits.subjects import open_subject
     from thalweg.studies.store import Store

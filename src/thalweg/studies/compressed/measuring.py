@@ -20,6 +20,8 @@ from thalweg.compression.comparing import Diagnosis, diagnose
 from thalweg.compression.compressors.base import STORED
 from thalweg.compression.error_statistics import LAYER, unit_sums
 from thalweg.compression.logits import kl_of
+from thalweg.compression.pairing import side_of
+from thalweg.compression.record import CompressionRecord
 from thalweg.errors import InputError, ProofError
 from thalweg.evaluation.paired import DRIFT
 from thalweg.evaluation.perplexity import prefix_of
@@ -47,6 +49,7 @@ class Made:
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     layers: dict[str, list[float | None]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    record: CompressionRecord | None = None
 
 
 @dataclass
@@ -146,7 +149,7 @@ class Bench:
         else:
             errors["weights"] = [0.0 if layer in kept else 1.0 for layer in range(self.depth)]
             errors["bits"] = [float(STORED) if layer in kept else 0.0 for layer in range(self.depth)]
-        return Made(found.model, nullcontext, errors, tuple(record.notes))
+        return Made(found.model, nullcontext, errors, tuple(record.notes), record)
 
     def _cached(self, arm: CompressionArm, skip: list[int], copy: nn.Module) -> Made:
         layers = [k for k in range(self.depth) if k not in skip] if arm.alone is None else [arm.alone]
@@ -194,11 +197,9 @@ class Bench:
         return {"correct": [[float(value)] for value in right]}
 
     def _diagnosed(self, made: Made, texts: list[list[int]], layer_kl: bool = False) -> Diagnosis:
-        side: Any = made.model
-        if made.around is not nullcontext:
-            from thalweg.compression.pairing import side_of
-
-            side = replace(side_of(made.model, "compressed"), around=made.around)
+        side = side_of(made.model, "compressed")
+        read = side.open()._replace(record=made.record)  # it says which blocks were kept, where some were not
+        side = replace(side, open=lambda: read, around=made.around)
         return diagnose(
             self.subject.model,
             side,
