@@ -2,6 +2,9 @@
 
 Axis legend: ``to`` and ``from`` are streams, ``T`` is everything else. The work is done token-last, [to from T], because reductions over
 a leading axis of four run over contiguous memory; over a trailing axis of four they do not.
+
+Two forms of one function: with logarithms, right for logits of any finite size, and with products of exponentials, some four times as fast on a
+CPU, taken where the logits of a call lie within ``NARROW`` of each other, so that no product can overflow or vanish.
 """
 
 from typing import Any
@@ -12,6 +15,8 @@ from torch import Tensor
 
 from thalweg.errors import InputError, ShapeError
 from thalweg.ops.precision import wide
+
+NARROW = {torch.float32: 30.0, torch.float64: 300.0}  # scalings reach exp(+-2 NARROW), which these types hold with room
 
 
 def sinkhorn(
@@ -51,7 +56,7 @@ def sinkhorn(
         p = _operator(z, iterations)
     else:
         p = _Sinkhorn.apply(z, iterations)
-    return p.permute(2, 0, 1).reshape(shape)
+    return p.permute(2, 0, 1).contiguous().view(shape)  # batched products copy matrices that are not contiguous one by one
 
 
 def _with_eps(z: Tensor, iterations: int, eps: float) -> Tensor:
@@ -75,7 +80,33 @@ def _potentials(z: Tensor, iterations: int) -> list[tuple[Tensor, Tensor]]:
     return found
 
 
+def _narrow(z: Tensor) -> bool:
+    """Whether exponentials will do. On a CPU only, where looking at values stops nothing."""
+    if z.device.type != "cpu" or z.dtype not in NARROW or not z.numel():
+        return False
+    try:
+        return bool(z.amax() - z.amin() <= NARROW[z.dtype])
+    except RuntimeError:  # values that cannot be looked at: under vmap, or while a graph is traced
+        return False
+
+
+def _scalings(z: Tensor, iterations: int) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    """E = exp(z - max), and (u [to 1 T], v [1 from T]) after every iteration; the matrix is u E v, u = exp(f) and v = exp(g) up to constants."""
+    e = torch.exp(z - z.amax())
+    u = torch.ones_like(e[:, :1])
+    found = []
+    for _ in range(iterations):
+        v = (e * u).sum(0, keepdim=True).reciprocal()
+        u = (e * v).sum(1, keepdim=True).reciprocal()
+        found.append((u, v))
+    return e, found
+
+
 def _forward(z: Tensor, iterations: int) -> Tensor:
+    if _narrow(z):
+        e, found = _scalings(z, iterations)
+        u, v = found[-1]
+        return e * v * u
     _, g = _potentials(z, iterations)[-1]
     return torch.softmax(z + g, 1)  # exp(z + f + g), but its rows sum to one also where the logits are huge
 
@@ -85,6 +116,8 @@ def _backward(z: Tensor, gradient: Tensor, iterations: int) -> Tensor:
 
     f = -logsumexp_from(z + g) has df = -softmax_from(z + g) (dz + dg), and that softmax is exp(z + g + f); likewise for g.
     """
+    if _narrow(z):
+        return _backward_narrow(z, gradient, iterations)
     pairs = _potentials(z, iterations)
     f, g = pairs[-1]
     dz = gradient * torch.exp(z + g + f)  # in this order it is at most one also where the logits are huge
@@ -98,6 +131,26 @@ def _backward(z: Tensor, gradient: Tensor, iterations: int) -> Tensor:
         dz, df = dz - share, -share.sum(1, keepdim=True)
         dg = torch.zeros_like(dg)
     return dz
+
+
+def _backward_narrow(z: Tensor, gradient: Tensor, iterations: int) -> Tensor:
+    """:func:`_backward` by scalings: each softmax is E u v, so dz is E times a sum of outer products of scalings."""
+    e, pairs = _scalings(z, iterations)
+    u, v = pairs[-1]
+    weight = gradient * u * v  # dz = E weight
+    dz = e * weight
+    df, dg = dz.sum(1, keepdim=True), dz.sum(0, keepdim=True)
+    for step in range(iterations - 1, -1, -1):
+        u, v = pairs[step]
+        a = df * u
+        weight = torch.addcmul(weight, a, v, value=-1)
+        dg = dg - v * (e * a).sum(0, keepdim=True)
+        before = pairs[step - 1][0] if step else torch.ones_like(u)
+        b = dg * v
+        weight = torch.addcmul(weight, before, b, value=-1)
+        df = -before * (e * b).sum(1, keepdim=True)
+        dg = torch.zeros_like(dg)
+    return e * weight
 
 
 def _push(z: Tensor, direction: Tensor, iterations: int) -> Tensor:
