@@ -11,6 +11,7 @@ import pytest
 
 from thalweg.cli import COMMANDS, main, module_of
 from thalweg.errors import ExitCode
+from thalweg.studies import library
 
 TINY = [
     "train",
@@ -52,6 +53,8 @@ def test_the_list_of_commands():
         "compress",
         "compare",
         "convert",
+        "grow",
+        "prune",
         "probe",
         "models",
         "doctor",
@@ -98,6 +101,7 @@ def test_version(capsys):
     [
         ("connections", "mgt"),
         ("compressors", "wanda"),
+        ("experiments", "separation"),
         ("measures", "effective_rank"),
         ("plans", "demo"),
         ("tasks", "austen"),
@@ -125,6 +129,28 @@ def test_show_connection(capsys):
     )  # the note's count for each of four sublayers, norms not counted
     text = out(capsys, ["show", "connection", "mgt"])
     assert "soft gate" in text
+
+
+@pytest.mark.parametrize("plan", sorted(library.shipped()))
+def test_every_shipped_plan_is_shown(capsys, plan):
+    found = json.loads(out(capsys, ["show", "plan", plan, "--json"]))
+    text = out(capsys, ["show", "plan", plan])
+    assert found["hash"] in text and all(h["id"] in text for h in found["hypotheses"])
+    arms = found.get("arms") or found["experiments"]
+    assert all(f"{name} " in text for name in (*arms, *found["scale"]))
+
+
+def test_show_probe(capsys):
+    found = json.loads(out(capsys, ["show", "probe", "bridge", "--option", "window=32", "--json"]))
+    assert found["options"]["window"] == 32 and found["looks at"] == "a model" and found["reads a text"]
+    text = out(capsys, ["show", "probe", "vortex"])
+    assert "a trajectory of weights" in text and "random walks that are put through" in " ".join(text.split())
+    for argv, says in (
+        (["bridge", "--option", "window=2"], "at least 4, got 2"),
+        (["rotray"], "Did you mean 'rotary'"),
+    ):
+        assert main(["show", "probe", *argv]) == ExitCode.INPUT
+        assert says in capsys.readouterr().err
 
 
 def test_show_measure_and_plan(capsys):

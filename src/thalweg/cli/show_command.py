@@ -1,4 +1,4 @@
-"""``thalweg show``: everything about one connection, mixer, compressor, measure, plan or task."""
+"""``thalweg show``: everything about one connection, mixer, compressor, probe, measure, plan or task."""
 
 import inspect
 from collections.abc import Callable
@@ -9,6 +9,8 @@ from thalweg.cli.compressor_facts import compressor
 from thalweg.cli.console import emit, grid
 from thalweg.cli.facts import explained
 from thalweg.cli.mixer_facts import mixer
+from thalweg.cli.plan_facts import plan
+from thalweg.cli.probe_facts import probe
 from thalweg.errors import InputError
 
 EXAMPLES = """examples:
@@ -16,10 +18,12 @@ EXAMPLES = """examples:
   thalweg show connection delta --width 768 --depth 12 --option value_channels=4
   thalweg show mixer kromhc --streams 8
   thalweg show compressor wanda
+  thalweg show probe rotary
   thalweg show plan mgt-ablation
   thalweg show task copy:vocab=32"""
 
-KINDS = ("connection", "mixer", "compressor", "measure", "plan", "task")
+KINDS = ("connection", "mixer", "compressor", "probe", "measure", "plan", "task")
+WITH_OPTIONS = KINDS[:4]
 
 
 def configure(parser) -> None:
@@ -32,7 +36,7 @@ def configure(parser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="option of the connection, mixer or compressor; may be repeated",
+        help="option of the connection, mixer, compressor or probe; may be repeated",
     )
     parser.add_argument("--streams", type=int, default=4, help="mixer: number of streams (4)")
     parser.add_argument(
@@ -43,16 +47,18 @@ def configure(parser) -> None:
 
 
 def run(args) -> None:
-    if args.option and args.kind not in ("connection", "mixer", "compressor"):
+    if args.option and args.kind not in WITH_OPTIONS:
         raise InputError(
-            f"--option belongs to a connection, a mixer or a compressor, got {args.kind} {args.name}; leave it out"
+            f"--option belongs to a connection, a mixer, a compressor or a probe, got {args.kind} {args.name}; leave it out"
         )
-    if args.kind in ("connection", "mixer", "compressor"):
+    if args.kind in WITH_OPTIONS:
         given = config.parse_assignments(args.option)
         if args.kind == "connection":
             found = connection(args.name, args.width, args.depth, given)
+        elif args.kind == "mixer":
+            found = mixer(args.name, args.streams, given)
         else:
-            found = mixer(args.name, args.streams, given) if args.kind == "mixer" else compressor(args.name, given)
+            found = (compressor if args.kind == "compressor" else probe)(args.name, given)
         shown = {**found, "options": [*map(_option_row, found["options explained"])]}
         del shown["options explained"]
     elif args.kind == "measure":
@@ -150,62 +156,6 @@ def task(spec: str, load: bool) -> dict:
 def _plain(thing: Any) -> str:
     """A docstring as it is read in a terminal."""
     return config.unmarked(inspect.getdoc(thing) or "")
-
-
-def plan(name: str) -> tuple[dict, dict]:
-    """A plan with its hash: all of it as plain values, and as it is read."""
-    from thalweg.studies import library
-    from thalweg.studies.plan import load
-
-    path = library.find(name)
-    found = load(path)
-    head = {"path": str(path), "hash": found.hash()}
-    return {**head, **config.to_plain(found)}, _plan_text(found, head)
-
-
-def _plan_text(plan, head: dict[str, str]) -> dict[str, Any]:
-    from thalweg.reports.study import bound, contrast_of, correction_of
-    from thalweg.reports.tables import arm_table
-    from thalweg.reports.text import words
-
-    arms = arm_table(plan)
-    return {
-        "plan": f"{plan.name}: {plan.title}",
-        "question": plan.question,
-        "source": plan.source,
-        "hypotheses": [
-            {
-                "id": h.id if h.primary else f"{h.id} (secondary)",
-                "measure": f"{h.measure} ({h.at}){f' [{h.unit}]' if h.unit else ''}",
-                "contrast": contrast_of(h.contrast),
-                "minimum effect": bound(h.direction, h.margin),
-                "expected, sd": f"{h.expected:g}, {h.sd:g}",
-                "if diverged": str(h.diverged),
-                "statement": h.statement,
-            }
-            for h in plan.hypotheses
-        ],
-        "rule": f"{correction_of(plan, sum(h.primary for h in plan.hypotheses))}.\n"
-        "Supported: the whole interval of the contrast lies beyond the minimum effect, at a confirmatory scale; "
-        "refuted: all of it lies short of it; else inconclusive.",
-        "arms": [dict(zip(arms.columns, row, strict=True)) for row in arms.rows],
-        "notes on arms": [f"{name}: {arm.note}" for name, arm in plan.arms.items() if arm.note],
-        "training values of all arms": words(plan.train),
-        "scales": [
-            {
-                "scale": name,
-                "kind": scale.kind,
-                "seeds": words(scale.seeds),
-                "arms": words(scale.arms) or "all",
-                "learning rates": words(scale.learning_rates) or "as given",
-                "training values": f"{words(scale.train)}{f'; {scale.about}' if scale.about else ''}",
-            }
-            for name, scale in plan.scale.items()
-        ],
-        "our choices": list(plan.choices),
-        "deviations": list(plan.deviations),
-        **head,
-    }
 
 
 def as_text(found: dict) -> str:
