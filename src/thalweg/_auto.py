@@ -23,9 +23,10 @@ def install() -> None:
 
 
 def register(module) -> None:
-    from thalweg.models.hf_config import ThalwegConfig
+    from thalweg.models.hf_config import ThalwegConfig, ThalwegEncoderConfig
 
-    module.AutoConfig.register(ThalwegConfig.model_type, ThalwegConfig, exist_ok=True)
+    for config in (ThalwegConfig, ThalwegEncoderConfig):
+        module.AutoConfig.register(config.model_type, config, exist_ok=True)
 
 
 class _Waiting(importlib.abc.MetaPathFinder):

@@ -69,7 +69,16 @@ def check_new(folder: str | Path) -> Path:
     path = checked_path(folder, expand=True)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise InputError(f"{path} exists and is not an empty folder; choose another name")
+    check_writable(path)
     return path
+
+
+def check_writable(folder: Path) -> None:
+    """That a folder, or the nearest one above it that is there, takes files. Raises: InputError."""
+    there = next((place for place in (folder, *folder.absolute().parents) if place.exists()), None)
+    if there is not None and not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        why = "may not be written to" if there.is_dir() else "is a file"
+        raise InputError(f"{folder} cannot be written: {there} {why}; choose another place")
 
 
 def is_path(where: object) -> bool:

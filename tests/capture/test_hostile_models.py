@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from copy import deepcopy
 
 import pytest
 import tiny_gguf
@@ -13,7 +14,7 @@ from thalweg.capture import locate, prove
 from thalweg.capture.opening import open_model
 from thalweg.capture.quiet import hushed, readable
 from thalweg.capture.values import prove_values
-from thalweg.errors import CheckpointError, InputError, ThalwegError
+from thalweg.errors import CheckpointError, InputError, ProofError, ThalwegError
 
 SIZES = {
     "vocab_size": 64,
@@ -149,3 +150,23 @@ IDS = torch.randint(3, VOCAB, (2, 8), generator=torch.Generator().manual_seed(0)
 def test_a_proof_of_no_batch_is_one_line(batch, line, proof):
     with pytest.raises(InputError, match=line):
         proof(locate(tiny("llama")), batch)
+
+
+@pytest.mark.parametrize(
+    "name", ["model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight", "model.norm.weight", "lm_head.weight"]
+)
+def test_a_weight_that_is_no_number_is_named_by_the_proof(name):
+    model = deepcopy(tiny("llama"))
+    with torch.no_grad():
+        model.get_parameter(name).view(-1)[:] = torch.nan
+    count = model.get_parameter(name).numel()
+    with pytest.raises(ProofError, match=f"{name} holds {count:,} values that are NaN or infinite, so nothing can be") as caught:
+        prove(locate(model), IDS)
+    assert "attention backend" not in str(caught.value)
+
+
+def test_values_that_are_no_numbers_of_weights_that_are_are_the_model_s_own():
+    model = deepcopy(tiny("llama"))
+    model.model.layers[1].mlp.register_forward_hook(lambda *call: call[-1] * torch.nan)
+    with pytest.raises(ProofError, match=r"itself gives values that are not finite at layers\.1\.feed_forward"):
+        prove(locate(model), IDS)

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -267,3 +268,29 @@ def test_interrupted_train_resumes(tmp_path):
     straight = subprocess.run([*argv, "-o", str(tmp_path / "straight"), "--quiet"], capture_output=True, text=True)
     assert straight.returncode == 0, straight.stderr
     assert main(["compare-runs", str(run), str(tmp_path / "straight"), "--assert-equal"]) == 0
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["compare", "a b/base", "c/d", "--text", "my text.txt", "--layer-kl", "--seed", "3", "--mode", "local"],
+        ["compare", "base", "--method", "rtn", "--bits", "3", "--option", "group=8", "--option", "symmetric=true"],
+        ["measure", "/x/it's", "--text", "t/a b.txt", "--bos", "--rows", "$HOME/r.csv", "--tokens", "64", "--which", "best"],
+        ["probe", "../m", "--only", "rotary,rmsnorm", "--option", "rotary.target=9", "--tokens", "64", "--which", "best"],
+        ["sweep", "m/n", "--parallel=-0.5,0", "--layers", "1:", "--full", "--text", "a;b.txt", "--seed", "2"],
+    ],
+    ids=lambda argv: argv[0],
+)
+def test_the_command_on_a_page_is_the_call_again(argv):
+    """Through a shell: places as they were given, quoted where they must be."""
+    from thalweg.cli import measure_model
+    from thalweg.cli.console import Parser
+
+    command = importlib.import_module(module_of(argv[0]))
+    parser = Parser(prog="thalweg")
+    command.configure(parser)
+    parser.add_common(parser)
+    args = parser.parse_args(argv[1:])
+    line = (measure_model if argv[0] == "measure" else command)._command(args)
+    program, name, *again = shlex.split(line)
+    assert (program, name) == ("thalweg", argv[0]) and parser.parse_args(again) == args

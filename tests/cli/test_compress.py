@@ -131,6 +131,19 @@ def test_a_folder_in_use_is_refused_before_the_model_is_opened(small, capsys):
     assert "not an empty folder" in shown.err
 
 
+def test_a_full_disk_does_not_lose_the_record(small, tmp_path, capsys, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(LlamaForCausalLM, "save_pretrained", full)
+    argv = ["compress", small / "model", "--method", "rtn", "--bits", "3", "--group", "8", "-o", tmp_path / "out"]
+    shown = said(capsys, argv, code=2)
+    assert "round_to_nearest: bits 3, group 8" in shown.out and "in " + str(tmp_path) not in shown.out
+    assert "No space left on device; nothing is left there" in shown.err.splitlines()[-1]
+    shown = said(capsys, [*argv, "--json"], code=2)
+    assert json.loads(shown.out)["output"] is None
+
+
 def test_show_and_list(capsys):
     rows = json.loads(said(capsys, ["list", "compressors", "--json"]).out)
     names = {row["name"] for row in rows}

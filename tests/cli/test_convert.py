@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import os
 
 import pytest
 import torch
@@ -89,6 +90,41 @@ def test_a_failed_proof_writes_nothing_and_says_so(theirs, tmp_path, capsys, mon
     assert capsys.readouterr().out.startswith("NOT equal")
 
 
+def test_a_place_that_takes_no_files_is_refused_before_the_model_is_opened(theirs, tmp_path, capsys, monkeypatch):
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != str(tmp_path) and real(path, mode))
+    monkeypatch.setattr("thalweg.surgery.open_source", lambda *_, **__: pytest.fail("the model was opened"))
+    convert(theirs, "--connection", "mhc", "-o", tmp_path / "a" / "b", code=2)
+    assert error_of(capsys).endswith(f"{tmp_path} may not be written to; choose another place")
+
+
+@pytest.mark.parametrize("json_wanted", [False, True])
+def test_a_full_disk_does_not_lose_the_proof(theirs, tmp_path, capsys, monkeypatch, json_wanted):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ThalwegForCausalLM, "save_pretrained", full)
+    convert(theirs, "--connection", "mhc", "-o", tmp_path / "out", *["--json"] * json_wanted, code=2)
+    printed = capsys.readouterr()
+    assert "No space left on device; nothing is left there" in printed.err.splitlines()[-1]
+    if json_wanted:
+        found = json.loads(printed.out)
+        assert found["passed"] and found["output"] is None
+    else:
+        assert printed.out.startswith("equal: largest difference of a logit")
+
+
+@pytest.mark.parametrize("connection", ["mhc", "post_norm"])
+def test_a_weight_that_is_no_number_is_named(theirs, tmp_path, capsys, connection):
+    model = LlamaForCausalLM.from_pretrained(theirs)
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[0, :2] = math.nan
+    model.save_pretrained(tmp_path / "nan")
+    convert(tmp_path / "nan", "--connection", connection, "-o", tmp_path / "out", code=2)
+    assert "model.layers.1.mlp.up_proj.weight holds 2 values that are NaN or infinite" in error_of(capsys)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -98,7 +134,7 @@ def test_a_failed_proof_writes_nothing_and_says_so(theirs, tmp_path, capsys, mon
         (["--connection", "mhc", "--text", "none.txt"], "no such file: none.txt"),
         (["--connection", "mhc", "--length", "400"], "rows must have 4 to 40 tokens"),
         (["--connection", "mhc", "--dtype", "bfloat16"], "invalid choice: 'bfloat16'"),
-        ([], "required: --connection"),
+        ([], "say what shall change: --connection NAME"),
     ],
 )
 def test_wrong_input(theirs, tmp_path, capsys, arguments, says):

@@ -85,6 +85,15 @@ def test_an_edit_is_scored_beside_its_no_op_and_audited(llama, text, capsys):
     assert "one document: no interval; give more documents" in printed.out and "\t–\t1\n" in printed.out
 
 
+def test_an_interrupted_edit_says_that_nothing_is_kept(llama, text, capsys, monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("thalweg.editing.sweep", stop)
+    call("edit", llama, "--parallel", 0, "--text", text, code=130)
+    assert capsys.readouterr().err.splitlines()[-1] == "error: interrupted; nothing is kept"
+
+
 def test_an_edit_goes_on_from_a_prompt_and_a_coefficient_is_measured_first(llama, capsys):
     call("edit", llama, "--parallel", "-4", "--generate", "The river", "--tokens", 6, "--json")
     found = json.loads(capsys.readouterr().out)
@@ -143,7 +152,7 @@ def test_a_sweep_is_a_page_rows_and_a_record_that_is_gone_on_with(llama, text, t
     assert len(found["points"]) == 2 * (4 + 2) and found["n"] == 4
     assert (
         "Values: what heads read" in page.read_text()
-        and "thalweg sweep tiny --site value,attn --parallel=-0.5,0,1.5" in page.read_text()
+        and f"thalweg sweep {llama} --site value,attn --parallel=-0.5,0,1.5" in page.read_text()
     )
     rows = Measurements.load(tmp_path / "sweep.rows.jsonl")
     assert len(rows.where(measure="difference.loss", site="attention", branch="parallel")) == 4

@@ -75,6 +75,7 @@ def test_the_page_and_the_tables(place, capsys):
         "Windows of layers",
         "Coefficients of the streams",
         "Streams that each sublayer reads",
+        "thalweg measure streams --tokens 4096 --which best",
     ):
         assert text in page
     assert "Second singular value of the mixing, of each site" in page and "Mixing replaced by the identity" in page

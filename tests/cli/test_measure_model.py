@@ -167,6 +167,16 @@ def test_a_full_disk_loses_nothing_that_was_measured(place, capsys, monkeypatch)
     assert "layers.2.attention" in out and err.splitlines()[-1].endswith("no space left on the device")
 
 
+def test_an_interrupted_pass_says_that_nothing_is_kept(place, capsys, monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("thalweg.capture.measure.measure", stop)
+    assert call("llama", "--text", "text.txt", "--tokens", "192", "-o", "page.html") == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "error: interrupted; nothing is kept"
+    assert not (place / "page.html").exists()
+
+
 def test_links_are_followed_and_devices_are_left_alone(place, capsys):
     (place / "target.html").write_text("old", encoding="utf-8")
     (place / "link.html").symlink_to(place / "target.html")

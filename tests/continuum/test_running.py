@@ -125,6 +125,28 @@ def folder(tmp_path_factory):
     return place
 
 
+def test_an_interrupted_command_keeps_the_probes_that_are_done(folder, tmp_path, capsys, monkeypatch):
+    page, rows = tmp_path / "page.html", tmp_path / "rows.jsonl"
+    flags = ["--tokens", "96", "--length", "24", "-o", str(page), "--rows", str(rows)]
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(registry["rotary"], "run", stop)
+    assert main(["probe", str(folder), "--only", "rmsnorm,rotary,bridge", *flags]) == 130
+    out, err = capsys.readouterr()
+    assert err.splitlines()[-1] == f"error: interrupted; what was finished is in {page} and {rows}"
+    assert "rmsnorm" in out and "bridge" not in out
+    text = page.read_text(encoding="utf-8")
+    assert "interrupted after 1 probe; the others were not run" in text
+    measured = {row.measure.partition(".")[0] for row in Measurements.load(rows)}
+    assert "capture_error" in measured and len(measured) > 1
+    page.unlink()
+    assert main(["probe", str(folder), "--only", "rotary", *flags, "--overwrite"]) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "error: interrupted; nothing is kept"
+    assert not page.exists()
+
+
 def test_the_command(folder, tmp_path, capsys):
     page, rows = tmp_path / "page.html", tmp_path / "rows.jsonl"
     flags = ["--only", "rotary,rmsnorm", "--tokens", "96", "--length", "24", "-o", str(page), "--rows", str(rows)]

@@ -1,6 +1,7 @@
 """An evaluation goes on in its folder: what was scored is not scored again, and the numbers are those of one call."""
 
 import json
+import os
 import sys
 
 import pytest
@@ -81,7 +82,7 @@ def test_an_interrupted_evaluation_goes_on(here, job, stopped, capsys, tmp_path,
         assert main([*argv, "-o", str(cut)]) == 130
     before = lines(cut)
     assert len(before) == 1 + stopped
-    capsys.readouterr()
+    assert capsys.readouterr().err.splitlines()[-1] == "error: interrupted; what was finished is kept"
     assert main([*argv, "-o", str(cut)]) == 0
     printed = capsys.readouterr()
     found = json.loads(printed.out)
@@ -288,3 +289,19 @@ def test_the_plan_says_how_documents_begin(here, capsys, tmp_path):
     assert "EOS: token 0 before every document" in err
     assert main([*argv, str(tmp_path / "b"), "--no-bos"]) == 0
     assert "no BOS put before a document" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_place_that_takes_no_files_is_refused_before_the_model_is_opened(here, there, capsys, tmp_path, monkeypatch):
+    folder, real = tmp_path / "kept" if there else tmp_path / "none" / "new", os.access
+    if there:
+        folder.mkdir()
+        (folder / "items.jsonl").write_text("")
+    closed = folder if there else tmp_path
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != str(closed) and real(path, mode))  # as on a mount that is read only
+    monkeypatch.setattr("thalweg.cli.opening.open_any", lambda *_, **__: pytest.fail("the model was opened"))
+    assert main(["eval", "decoder", "--text", "text.jsonl", "-o", str(folder)]) == 2
+    assert (
+        capsys.readouterr().err
+        == f"error: {folder} cannot be written: {closed} may not be written to; choose another place\n"
+    )

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from thalweg.connections import Site
 from thalweg.errors import InputError, ShapeError, UnknownNameError
 from thalweg.models import Decoder, DecoderCache, DecoderConfig, StreamTrace
-from thalweg.models.decoder import check_stream
 from thalweg.models.sublayers import FeedForward
+from thalweg.models.transformer import check_stream
 from thalweg.ops.norms import Norm
 
 VOCAB = 23

@@ -24,6 +24,7 @@ class AttentionCall:
     them. mask: None, boolean (True: may look) or added to the scores; ``causal`` says what holds without one. sinks [h]: logits in the
     denominator alone. output [b q h dv]: softmax(scores) value, before a gate and the output projection. again: computes the output anew
     from another mask, and from other keys and values where they are given (``key``, ``value``). dropout: rate on the weights in this call.
+    weights [b h q k]: what the values were weighted by, where that is no softmax of the scores; None: it is.
     """
 
     module: nn.Module
@@ -38,6 +39,7 @@ class AttentionCall:
     again: Callable[..., Tensor]
     causal: bool = True
     dropout: float = 0.0
+    weights: Tensor | None = None
 
     @property
     def layer(self) -> int | None:
@@ -77,6 +79,8 @@ class AttentionCall:
             raise InputError(
                 "attention dropout is on, so a token's weight on itself is random; call model.eval() first"
             )
+        if self.weights is not None:
+            return self.weights.diagonal(self.first, -2, -1)
         end = self.first + self.query.shape[2]  # later keys of a cache of fixed size hold no token yet
         mask = None if self.mask is None else self.mask[..., :end]
         return own_attention(

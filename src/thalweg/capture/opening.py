@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from thalweg.capture import at_hand, gguf
+from thalweg.capture.fields import check_counts
 from thalweg.capture.hub import OnHub, look_up
 from thalweg.capture.quiet import hushed, readable
 from thalweg.capture.weights import check_fit, check_sizes, few
@@ -298,6 +299,7 @@ def _config(where: str, trust_remote_code: bool, hub: dict[str, Any], packed: bo
             )
         check_reader(where, method)
     if is_path(where):
+        check_counts(table, Path(where))
         check_sizes(table, Path(where), bool(quantised))
     with readable(where):
         return AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code, **hub)

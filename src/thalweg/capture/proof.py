@@ -19,6 +19,7 @@ from thalweg.capture.evaluating import evaluating
 from thalweg.capture.layout import Located
 from thalweg.capture.limits import vocabulary_of
 from thalweg.capture.watching import Event, HookTap, Tap, item_of, watch
+from thalweg.capture.weights import not_finite
 from thalweg.errors import InputError, ProofError
 from thalweg.ops.precision import wide
 
@@ -131,14 +132,22 @@ class Replay:
 
     def refuse(self, event: Event, events: list[Event], error: float, share: float) -> None:
         if not all(x[event.real].isfinite().all() for x in tensors(self.tap.observed(event))):
-            raise ProofError(
-                f"{type(self.located.model).__name__} itself gives values that are not finite at {event.place.name}, so nothing can be "
-                f"proved; use another dtype, attention backend or side of padding"
-            )
+            self.refuse_values(event.place.name)
         names = " + ".join(e.place.update for e in events)
         self.refuse_line(
             event,
             f"state + update ({names}) is not the next state: off by {error:.2g} of its norm and {share:.2g} of the step",
+        )
+
+    def refuse_values(self, at: str) -> None:
+        """Raises: ProofError of a model that gives values that are not finite ``at`` a place, naming the weight that holds such values."""
+        model = self.located.model
+        name = getattr(getattr(model, "config", None), "name_or_path", "") or type(model).__name__
+        if found := not_finite(model):
+            raise ProofError(f"{name}: {found}, so nothing can be proved or measured; take other weights or save them anew")
+        raise ProofError(
+            f"{name} itself gives values that are not finite at {at}, so nothing can be proved; use another dtype, "
+            f"attention backend or side of padding"
         )
 
     def refuse_line(self, event: Event, what: str) -> None:
@@ -167,6 +176,8 @@ class Replay:
             )
         kept = got.shape[1]
         error = gap(replayed[:, -kept:].to(got.device), got, event.real[:, -kept:].to(got.device))
+        if error == math.inf and not got[event.real[:, -kept:].to(got.device)].isfinite().all():
+            self.refuse_values(f"the {name}")
         if not error <= self.allowed:
             raise ProofError(
                 f"{self.source} fails at the {name}: they do not follow from the last state "

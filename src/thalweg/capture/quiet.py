@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from safetensors import SafetensorError
 
+from thalweg.capture.fields import unknown_name
 from thalweg.config import is_path
 from thalweg.errors import CheckpointError, InputError, OfflineError, ThalwegError, first_line
 
@@ -66,7 +67,7 @@ def readable(
                 f"{where}: {line}; device_map may name the devices of this machine: {_devices()}"
             ) from None
         if is_path(where):
-            raise CheckpointError(f"{where}: {line}; {what}") from None
+            raise CheckpointError(f"{where}: {unknown_name(error, where) or line}; {what}") from None
         raise OfflineError(
             f"{where} is no folder here, and the hub did not give it ({line}); give a folder, or check name and network"
         ) from None

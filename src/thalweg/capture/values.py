@@ -106,7 +106,9 @@ def tapped_weights(located: Located, batch: Mapping[str, Any] | Tensor) -> tuple
 
 
 def weights_of(call: AttentionCall) -> Float[Tensor, "b h q k"]:
-    """softmax(q k^T scale) over those that may be seen, in float64; query head h reads key head h // group."""
+    """softmax(q k^T scale) over those that may be seen, in float64, or what the call says; query head h reads key head h // group."""
+    if call.weights is not None:
+        return call.weights.double()
     query, key = call.query.double(), call.key.double()
     group = query.shape[1] // key.shape[1]
     scores = torch.einsum("bkgqd,bksd->bkgqs", query.unflatten(1, (-1, group)), key).flatten(1, 2)

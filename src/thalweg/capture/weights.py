@@ -1,11 +1,13 @@
-"""Whether the weights of a file are those that a model needs."""
+"""Whether the weights of a file are those that a model needs, and whether those of a model are numbers."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
 
 from thalweg._words import counted
 from thalweg.errors import CheckpointError
@@ -26,6 +28,27 @@ def check_fit(info: Mapping[str, Any], where: object) -> None:
             raise CheckpointError(
                 f"{where}: {len(found)} {problem} ({few(found)}); the weights do not fit config.json: use the one they were saved with"
             )
+
+
+def shown(weight: Any) -> Tensor | None:
+    """The values of a weight, unpacked where it knows how; None where it does not show them."""
+    if not isinstance(weight, Tensor):
+        return None
+    weight = weight.detach()
+    if type(weight) not in (Tensor, nn.Parameter) and hasattr(weight, "dequantize"):
+        weight = weight.dequantize()
+    return weight if weight.is_floating_point() and weight.device.type != "meta" else None
+
+
+def not_finite(model: nn.Module) -> str:
+    """``NAME holds N values that are NaN or infinite`` of the first such weight; empty where all are numbers."""
+    for name, weight in model.named_parameters():
+        values = shown(weight)
+        if values is None or bool(values.sum(dtype=torch.float32).isfinite()):  # one value that is not finite makes the sum so
+            continue
+        if bad := int((~torch.isfinite(values)).sum()):
+            return f"{name} holds {counted(bad, 'value')} that {'is' if bad == 1 else 'are'} NaN or infinite"
+    return ""
 
 
 def few(names: Any) -> str:

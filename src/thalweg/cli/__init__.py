@@ -29,10 +29,16 @@ COMMANDS = {
     "compress": "a smaller twin of a model: rounded, pruned, of low rank or without some layers, with the record of it",
     "compare": "what compression did to the updates of a model, layer by layer, and which layers to protect",
     "convert": "a trained model to another connection, with the proof that it computes what it computed",
+    "grow": "train a model that adds heads while a directional residual remains, with the record of why",
+    "prune": "a model without some of its heads, named or chosen by a measured score, with what that cost",
     "probe": "read-only probes of the continuous picture: normalisation, positions, bridges, depth, training",
     "models": "trained models that packages carry: what is here, how to get the rest",
     "doctor": "check this installation",
 }
+
+# Commands whose work is on the disk as it is done, so that an interrupted one leaves what was finished; one that keeps something in another
+# case says so by the words of the KeyboardInterrupt.
+KEEPING = ("demo", "train", "grow", "study", "eval", "sweep")
 
 EPILOG = """examples:
   thalweg demo
@@ -111,8 +117,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         say_error(str(error))
         return int(error.exit_code)
-    except KeyboardInterrupt:
-        say_error("interrupted; what was finished is kept")
+    except KeyboardInterrupt as stopped:
+        kept = "what was finished is kept" if argv[:1] and argv[0] in KEEPING else "nothing is kept"
+        say_error(f"interrupted; {str(stopped) or kept}")
         return int(ExitCode.INTERRUPTED)
     except BrokenPipeError:  # the reader of a pipe went away: no error of ours
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.cli.console import confirm_output, emit, grid, say
-from thalweg.cli.flags import Telling, check_counts, check_rows, with_short
+from thalweg.cli.flags import Telling, check_counts, check_rows, command_line, with_short
 from thalweg.errors import ExitCode, InputError
 
 EXAMPLES = """examples:
@@ -300,13 +300,7 @@ def _limits(found, args) -> list[str]:
 
 
 def _command(args) -> str:
-    parts = ["thalweg compare", Path(args.base).name, *([Path(args.compressed).name] if args.compressed else [])]
-    for name in ("method", *SHORT, "mode", "preset", "tokens", "length", "batch_size", "dtype", "backend"):
-        if getattr(args, name) is not None:
-            parts.append(f"--{name.replace('_', '-')} {getattr(args, name)}")
-    parts += [f"--option {one}" for one in args.option]
-    for name in ("text", "map", "calibration"):
-        if getattr(args, name) is not None:
-            parts.append(f"--{name} {Path(getattr(args, name)).name}")
-    parts += [f"--{name.replace('_', '-')}" for name in ("no_values", "layer_kl", "low_memory") if getattr(args, name)]
-    return " ".join([*parts, *([f"--seed {args.seed}"] if args.seed else [])])
+    names = ["method", *SHORT, "mode", "preset", "tokens", "length", "batch_size", "dtype", "backend", "option"]
+    names += ["text", "map", "calibration", "no_values", "layer_kl", "low_memory", "allow_unverified", "trust_remote_code"]
+    flags = [(name, getattr(args, name)) for name in names]
+    return command_line("compare", filter(None, (args.base, args.compressed)), [*flags, ("seed", args.seed or None)])

@@ -68,13 +68,17 @@ def run(args) -> ExitCode:
 
     made = _compressed(args, opened, calibration, options, tell)
     tell(f"writing {folder}")
-    made.save(folder, tokenizer=opened.tokenizer)
+    failed = None
+    try:
+        made.save(folder, tokenizer=opened.tokenizer)
+    except InputError as error:  # the record is printed all the same
+        failed = error
     if args.json:
-        emit({**made.record.plain(), "output": str(folder)})
-        return ExitCode.OK
-    for line in (*made.record.lines(), made.record.weights):
-        print(line)
-    print(f"in {folder}")
+        emit({**made.record.plain(), "output": None if failed else str(folder)})
+    else:
+        print(*made.record.lines(), *([] if failed else [made.record.weights, f"in {folder}"]), sep="\n")
+    if failed is not None:
+        raise failed
     return ExitCode.OK
 
 

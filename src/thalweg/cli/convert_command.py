@@ -7,6 +7,10 @@ from thalweg.errors import ExitCode, InputError
 EXAMPLES = """examples:
   thalweg convert SmolLM2 --connection mhc --mixer row_stochastic -o smollm2-mhc
   thalweg convert runs/additive-d4-s0 --connection closed_delta -o closed --text novel.txt
+  thalweg convert SmolLM2 --grow-depth 2 --grow-ffn 2048 -o larger
+
+Without --connection a model of ours keeps its own and another becomes additive. What grows begins where it changes no number: new layers, heads
+and units write zero, new coordinates of the stream are zero (with LayerNorm the mean of the others).
 
 MODEL is the folder of a transformers model, a name on a hub, a folder of ours, or a run. Families: llama, mistral, qwen2, qwen3,
 gemma3_text, gpt2. The folder that is written holds proof.json and loads by AutoModelForCausalLM once thalweg is imported.
@@ -17,9 +21,17 @@ Exit codes: 0 the result is equal, or a warm start whose drift is printed; 2 can
 def configure(parser) -> None:
     parser.add_argument("model", metavar="MODEL", help="folder of a model, its name on a hub, or a run")
     parser.add_argument(
-        "--connection", required=True, metavar="NAME", help="what its layers shall write by, or closed_delta"
+        "--connection",
+        metavar="NAME",
+        help="what its layers shall write by, or closed_delta (as it is, with --grow-...)",
     )
     connection_flags.add(parser)
+    grow = parser.add_argument_group("what grows")
+    grow.add_argument("--grow-heads", type=int, default=0, metavar="N", help="N more query heads in every layer")
+    grow.add_argument("--grow-width", type=int, metavar="D", help="width of the stream, from now on")
+    grow.add_argument("--grow-ffn", type=int, metavar="W", help="units of every feed-forward sublayer, from now on")
+    grow.add_argument("--grow-depth", type=int, default=0, metavar="N", help="N more layers, on top")
+    grow.add_argument("--grow-seed", type=int, default=0, metavar="K", help="of the new weights that are drawn (0)")
     parser.add_argument("-o", "--output", required=True, metavar="FOLDER", help="new folder for the result")
     parser.add_argument("--text", metavar="FILE", help="what both models are compared on (the held-out shipped novel)")
     parser.add_argument(
@@ -45,9 +57,15 @@ def run(args) -> ExitCode:
 
     if not args.model:
         raise InputError("the model needs a name, got an empty one")
-    options = connection_flags.options(args, args.connection)
+    growth = growth_of(args)
+    if args.connection is None and growth is None:
+        raise InputError(
+            "say what shall change: --connection NAME, or one of --grow-heads, --grow-width, --grow-ffn, --grow-depth"
+        )
+    options = connection_flags.options(args, args.connection or "additive")
     folder = check_new(args.output)
-    wanted(args.connection, options)  # a slip is told before a model is loaded
+    if args.connection is not None:
+        wanted(args.connection, options)  # a slip is told before a model is loaded
     source = opened(args)
     count = sum(p.numel() for p in source.model.parameters())
     say(f"{source.name}: {source.family}, {count:,} parameters, {args.dtype}", quiet=args.quiet)
@@ -55,20 +73,36 @@ def run(args) -> ExitCode:
         source,
         args.connection,
         options=options,
+        growth=growth,
         dtype=args.dtype,
         text=args.text,
         length=args.length,
         allow_drift=args.allow_drift,
     )
-    save(made, folder, tokenizer=source.tokenizer)
     new = sum(p.numel() for p in made.model.parameters()) - count
+    if not args.json:
+        print(*made.proof.lines(), sep="\n", flush=True)  # before the folder is written: a full disk does not lose it
+    failed = None
+    try:
+        save(made, folder, tokenizer=source.tokenizer)
+    except InputError as error:
+        failed = error
     if args.json:
-        emit({**made.proof.plain(), "output": str(folder), "new_parameters": new})
-        return ExitCode.OK
-    for line in made.proof.lines():
-        print(line)
-    print(f"{made.proof.connection}: {new:+,} parameters, in {folder}")
+        emit({**made.proof.plain(), "output": None if failed else str(folder), "new_parameters": new})
+    if failed is not None:
+        raise failed
+    if not args.json:
+        print(f"{made.proof.connection}: {new:+,} parameters, in {folder}")
     return ExitCode.OK
+
+
+def growth_of(args):
+    """What the arguments make larger; None for nothing. Raises: InputError."""
+    from thalweg.surgery import Growth
+
+    if not (args.grow_heads or args.grow_depth) and args.grow_width is None and args.grow_ffn is None:
+        return None
+    return Growth(args.grow_heads, args.grow_width, args.grow_ffn, args.grow_depth, args.grow_seed)
 
 
 def opened(args):

@@ -13,6 +13,7 @@ EXAMPLES = """examples:
   thalweg eval MODEL --ruler single,multikey_2,vt --length 1024 --samples 20 --edit value:parallel=0,skip-first=1
   thalweg eval MODEL --preset paper
   thalweg eval MODEL --tasks mine --include-path tasks/
+  thalweg eval runs/sentiment --split test
 
 Without --text, --ruler, --choices, --tasks or --preset: the perplexity of the novel held out of the shipped corpus (of an encoder with a
 head its masked loss, of one without what edits do to its embeddings). An edit is SITE:NAME=VALUE,...: site value, attention, mlp or block;
@@ -40,6 +41,9 @@ def configure(parser) -> None:
     what.add_argument("--tasks", metavar="NAMES", help="tasks of lm-eval (needs the extra eval)")
     what.add_argument("--preset", metavar="NAME", help="seven tasks of lm-eval: paper (its shots) | zero-shot")
     what.add_argument("--include-path", metavar="DIR", help="folder of task files for --tasks")
+    what.add_argument(
+        "--split", metavar="NAME", help="of a run: loss and shares on this split of its task, and nothing else"
+    )
     what.add_argument("--edit", metavar="SITE:...", action="append", default=[], help="an edit to evaluate; repeatable")
     how = parser.add_argument_group("how")
     how.add_argument("--window", type=int, metavar="N", help="tokens of a window (what the model takes, at most 2048)")
@@ -69,6 +73,8 @@ def run(args) -> ExitCode:
     from thalweg.evaluation.keeping import Kept, place
     from thalweg.evaluation.subjects import witness
 
+    if args.split is not None:
+        return _of_split(args)
     options = edits_of(args.edit)  # a slip is told before a model is loaded
     documents = _check(args, options)
     folder = place(_default(args.model) if args.output is None else args.output)
@@ -89,6 +95,29 @@ def run(args) -> ExitCode:
         _print(found)
     if kept.failed is not None:  # what was scored is printed all the same
         raise kept.failed
+    return ExitCode.OK
+
+
+def _of_split(args) -> ExitCode:
+    """A run on a split of its own task, whole. Raises: InputError for anything that is asked for beside it."""
+    from thalweg.records.run import RunFolder
+    from thalweg.reports.text import number
+    from thalweg.training import evaluate_run
+
+    beside = ("text", "ruler", "choices", "tasks", "preset", "edit", "output")
+    if given := next((name for name in beside if getattr(args, name)), None):
+        raise InputError(f"--split evaluates a run on its own task and nothing else; leave --{given} out")
+    if not RunFolder.is_run(args.model):
+        raise InputError(f"--split is for the folder of a run, and {args.model} is none; leave it out")
+    found = evaluate_run(args.model, args.split, which=args.which or "best")
+    if args.json:
+        emit(found)
+        return ExitCode.OK
+    print(f"{found['data']} ({found['split']}), {found['sequences']:,} sequences, step {found['step']:,}")
+    for name, value in found["metrics"].items():
+        print(f"{name}: {number(value, 5)}" + (f" {found['unit']}" if name == "loss" else ""))
+    for name, value in found["nulls"].items():
+        print(f"null: {name.replace('_', ' ')}: {number(value, 5)}")
     return ExitCode.OK
 
 

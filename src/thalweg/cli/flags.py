@@ -1,5 +1,6 @@
 """What flags of several commands have in common: short forms of options, files of rows, counts, and what is told of a long pass."""
 
+import shlex
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -38,6 +39,22 @@ def check_counts(args, names: Iterable[str], least: int = 1) -> None:
         value = getattr(args, name)
         if value is not None and value < least:
             raise InputError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
+
+
+def command_line(command: str, given: Iterable[Any], flags: Iterable[tuple[str, Any]]) -> str:
+    """A call as a line that a shell takes: places as they were given, flags by the names of their values.
+
+    None, False and an empty list are left out, True is a flag without a value, a list repeats its flag.
+    """
+    words = ["thalweg", command, *map(str, given)]
+    for name, value in flags:
+        flag = f"--{name.replace('_', '-')}"
+        for one in value if isinstance(value, list) else [value]:
+            if one is None or one is False:
+                continue
+            text = str(one)
+            words += [flag] if one is True else [f"{flag}={text}"] if text.startswith("-") else [flag, text]
+    return shlex.join(words)
 
 
 class Telling:

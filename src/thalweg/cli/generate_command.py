@@ -35,11 +35,11 @@ def generate(run: str | Path, prompt: str, tokens: int, temperature: float, seed
     """
     import torch
 
-    from thalweg import data
     from thalweg.models import DecoderCache
     from thalweg.records.run import RunFolder
     from thalweg.training import load_decoder
     from thalweg.training.config import from_table
+    from thalweg.training.tasks import load_task
 
     if tokens < 1:
         raise InputError(f"tokens must be at least 1, got {tokens}")
@@ -55,7 +55,9 @@ def generate(run: str | Path, prompt: str, tokens: int, temperature: float, seed
         ) from None
     folder = RunFolder.open(run)
     wanted = from_table(folder.config)
-    task = data.load(wanted.data, tokenizer=wanted.tokenizer, vocab_size=wanted.vocab_size)
+    task = load_task(wanted)
+    if task.objective != "next_token":
+        raise InputError(f"{run} holds an encoder, which predicts no next token; give a run of a decoder")
     tokenizer = getattr(task, "tokenizer", None)
     if tokenizer is None:
         raise InputError(f"{run} was trained on the task {wanted.data!r}, which has no text")

@@ -8,7 +8,7 @@ EXAMPLES = """examples:
   thalweg list connections
   thalweg list measures --json"""
 
-KINDS = ("connections", "mixers", "compressors", "measures", "plans", "probes", "tasks")
+KINDS = ("connections", "mixers", "compressors", "experiments", "measures", "plans", "probes", "tasks")
 
 
 def configure(parser) -> None:
@@ -41,6 +41,10 @@ def rows_of(kind: str) -> list[dict[str, str]]:
         from thalweg import continuum
 
         return [{"name": e.name, "summary": e.summary, "source": e.source} for e in continuum.entries()]
+    if kind == "experiments":
+        from thalweg.studies.experiments import base
+
+        return [{"name": e.name, "summary": e.summary, "source": e.source} for e in base.entries()]
     if kind == "tasks":
         from thalweg import data
 

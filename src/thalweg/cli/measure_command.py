@@ -5,6 +5,7 @@ from typing import Any
 
 from thalweg.cli import measure_model
 from thalweg.cli.console import confirm_output, emit, grid, say
+from thalweg.cli.flags import command_line
 from thalweg.errors import ExitCode, InputError
 
 EXAMPLES = """examples:
@@ -147,7 +148,7 @@ def of_run(
     kept = record.path / MEASURED
     measured.rows.save(kept)
     facts = {
-        "loss": f"{number(measured.loss, 5)} nats/token",
+        "loss": f"{number(measured.loss, 5)} {measured.unit}",
         "checkpoint": f"{which}, step {plan.step:,}",
         "data": f"{plan.data} ({plan.split}), {plan.sequences:,} sequences of {plan.length:,} tokens",
         "geometry": f"on {plan.traced:,} sequences, as in training, in float32",
@@ -159,7 +160,7 @@ def of_run(
         measured.rows,
         output or record.path / PAGE,
         facts=facts,
-        command=f"thalweg measure RUN --tokens {wanted} --which {which}",
+        command=command_line("measure", [folder], [("tokens", wanted), ("which", which)]),
         citations=citations([connection]),
         deviations=deviations({"": (connection, options)}),
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.cli.console import confirm_output, grid
-from thalweg.cli.flags import Telling, check_counts, check_rows
+from thalweg.cli.flags import Telling, check_counts, check_rows, command_line
 from thalweg.errors import InputError
 
 TOKENS = 8192
@@ -247,13 +247,4 @@ def _limits(rows, plan, args) -> list[str]:
 
 
 def _command(args) -> str:
-    parts = ["thalweg measure", Path(args.model).name]
-    for name in (*FLAGS, "tokens", "which"):
-        value = getattr(args, name)
-        if value in (None, False):
-            continue
-        flag = f"--{name.replace('_', '-')}"
-        parts.append(
-            flag if value is True else f"{flag} {Path(str(value)).name if name in ('text', 'map', 'rows') else value}"
-        )
-    return " ".join(parts)
+    return command_line("measure", [args.model], [(name, getattr(args, name)) for name in (*FLAGS, "tokens", "which")])

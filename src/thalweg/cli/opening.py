@@ -4,9 +4,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from thalweg.capture.opening import Opened, open_model
+from thalweg.capture.opening import Kind, Opened, open_model
 from thalweg.errors import InputError
 from thalweg.records.run import RunFolder
+
+KINDS: dict[str, Kind] = {"next_token": "decoder", "masked": "masked-lm", "classification": "encoder"}
 
 
 def open_any(
@@ -39,14 +41,13 @@ def hush_bars(quiet: bool) -> None:
 
 
 def open_run(where: str | Path, which: str) -> Opened:
-    """The decoder of a run. Raises: InputError, CheckpointError."""
-    from thalweg import data
-    from thalweg.training import load_decoder
+    """The model of a run. Raises: InputError, CheckpointError."""
+    from thalweg.training import load_model
     from thalweg.training.config import from_table
+    from thalweg.training.tasks import load_task
 
     config = from_table(RunFolder.open(where).config)
-    task = data.load(config.data, tokenizer=config.tokenizer, vocab_size=config.vocab_size)
-    model, _ = load_decoder(where, which)
-    return Opened(
-        model, task.tokenizer, str(Path(where)), "decoder", (f"{which} checkpoint of a run on {config.data}",)
-    )
+    task = load_task(config)
+    model, _ = load_model(where, which)
+    kind = KINDS[task.objective]
+    return Opened(model, task.tokenizer, str(Path(where)), kind, (f"{which} checkpoint of a run on {config.data}",))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.cli.console import confirm_output, emit, say, table
-from thalweg.cli.flags import check_counts, check_rows
+from thalweg.cli.flags import check_counts, check_rows, command_line
 from thalweg.errors import ExitCode, InputError
 
 EXAMPLES = """examples:
@@ -54,6 +54,7 @@ def configure(parser) -> None:
 
 
 def run(args) -> ExitCode:
+    from thalweg._words import counted
     from thalweg.continuum import registry
 
     page = Path(args.output or f"probe-{Path(args.model).name or 'model'}.html")
@@ -71,9 +72,21 @@ def run(args) -> ExitCode:
         say(text, quiet=args.quiet)
 
     began = time.perf_counter()
-    found, facts = probed(args, only, options, tell)
+    done: list[Any] = []
+    facts: dict[str, str] = {}
+    stopped = ""
+    try:
+        probed(args, only, options, tell, done, facts)
+    except KeyboardInterrupt:
+        if not any(len(one.rows) for one in done if one.probe != "capture"):
+            raise  # nothing to keep
+        stopped = f"interrupted after {counted(sum(one.probe != 'capture' for one in done), 'probe')}"
+        facts["interrupted"] = f"{stopped}; the others were not run"
     facts["cost"] = f"{time.perf_counter() - began:.0f} s in all, on the threads that stand under provenance"
-    return finish(args, page, found, facts)
+    code = finish(args, page, tuple(done), facts)
+    if stopped:
+        raise KeyboardInterrupt(f"what was finished is in {page}" + (f" and {args.rows}" if args.rows else ""))
+    return code
 
 
 def options_of(pairs: list[str]) -> dict[str, dict[str, Any]]:
@@ -90,18 +103,26 @@ def options_of(pairs: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def probed(
-    args, only: list[str] | None, options: dict[str, Any], tell: Callable[[str], None]
-) -> tuple[Any, dict[str, str]]:
-    """The findings, and what they were made on."""
+    args,
+    only: list[str] | None,
+    options: dict[str, Any],
+    tell: Callable[[str], None],
+    done: list[Any],
+    facts: dict[str, str],
+) -> None:
+    """Run the probes: every finding goes to ``done`` as it comes, what they are made on to ``facts``."""
     from thalweg.continuum.running import findings
 
     def listen(name: str, one: Any) -> None:
         tell(f"{name} ..." if one is None else f"  {one.words}")
+        if one is not None:
+            done.append(one)
 
     trajectory = trajectory_of(args.model, only)
     if trajectory is not None:
-        found = findings(trajectory, None, only, options=options, name=Path(args.model).name, listen=listen)
-        return found, {"trajectory": args.model}
+        facts["trajectory"] = args.model
+        findings(trajectory, None, only, options=options, name=Path(args.model).name, listen=listen)
+        return
     from thalweg.cli.opening import open_any
     from thalweg.evaluation import documents_of
     from thalweg.evaluation.perplexity import prefix_of
@@ -114,7 +135,12 @@ def probed(
     for line in (opened.name, *opened.notes):
         tell(line)
     tokenizer = opened.require_tokenizer()
-    found = findings(
+    facts |= {
+        "model": opened.name,
+        "opened as": "; ".join(opened.notes) or opened.kind,
+        "text": f"{documents.source}: {documents.rule} (SHA-256 {documents.sha256[:16]}); up to {args.tokens:,} tokens",
+    }
+    findings(
         opened.model,
         [document.text for document in documents],
         only,
@@ -128,12 +154,6 @@ def probed(
         name=opened.name,
         listen=listen,
     )
-    facts = {
-        "model": opened.name,
-        "opened as": "; ".join(opened.notes) or opened.kind,
-        "text": f"{documents.source}: {documents.rule} (SHA-256 {documents.sha256[:16]}); up to {args.tokens:,} tokens",
-    }
-    return found, facts
 
 
 def trajectory_of(where: str, only: list[str] | None) -> Any:
@@ -184,12 +204,6 @@ def finish(args, page: Path, found: Any, facts: dict[str, str]) -> ExitCode:
 
 
 def _command(args) -> str:
-    parts = ["thalweg probe", Path(args.model).name]
-    for name in ("only", "text", "length", "bos", "map", "allow_unverified", "dtype", "backend"):
-        value = getattr(args, name)
-        if value not in (None, False):
-            flag = f"--{name.replace('_', '-')}"
-            parts.append(flag if value is True else f"{flag} {Path(value).name if name in ('text', 'map') else value}")
-    if args.tokens != TOKENS:
-        parts.append(f"--tokens {args.tokens}")
-    return " ".join([*parts, *(f"--option {pair}" for pair in args.option)])
+    names = ("only", "text", "length", "bos", "map", "allow_unverified", "dtype", "backend", "which", "trust_remote_code", "option")
+    flags = [(name, getattr(args, name)) for name in names]
+    return command_line("probe", [args.model], [*flags, ("tokens", None if args.tokens == TOKENS else args.tokens)])

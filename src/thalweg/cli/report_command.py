@@ -81,11 +81,14 @@ def of_run(folder: str, output: str | Path) -> Path:
     """The report of a run folder."""
     from thalweg.records.run import RunFolder
     from thalweg.reports import write_run_report
+    from thalweg.reports.growth import is_grown
+    from thalweg.reports.grown import write_grown_report
 
     run = RunFolder.open(folder)
     connection, options = used(run)
     shown = deviations({"": (connection, options)})
-    return write_run_report(run, output, citations([connection]), shown, nulls_of_data(run))
+    write = write_grown_report if is_grown(run) else write_run_report
+    return write(run, output, citations([connection]), shown, nulls_of_data(run))
 
 
 def of_runs(folders: Sequence[str], output: str | Path) -> Path:
@@ -111,16 +114,15 @@ def nulls_of_data(run) -> dict[str, float]:
 
     They are written when a run ends. The last checkpoint says which data it was.
     """
-    from thalweg import data
     from thalweg.training import checkpoint
     from thalweg.training.config import from_table
+    from thalweg.training.tasks import load_task
 
     if run.result.get("nulls"):
         return {}
     try:
         saved = checkpoint.read(checkpoint.find(run.checkpoints, "last")).manifest.get("data", {})
-        wanted = from_table(run.config)
-        task = data.load(wanted.data, tokenizer=wanted.tokenizer, vocab_size=wanted.vocab_size)
+        task = load_task(from_table(run.config))
         return task.nulls() if task.fingerprint == saved.get("fingerprint") else {}
     except (ThalwegError, OSError):  # a report needs no data; without it a line is missing
         return {}
@@ -175,6 +177,28 @@ def of_edits(study, output: str | Path) -> Path:
     return (write_compression_report if compressed else write_edit_report)(records, output)
 
 
+def of_experiments(study, output: str | Path) -> Path:
+    """The report of a study of experiments with its verdict."""
+    from thalweg import studies
+    from thalweg.reports.experiments import ExperimentStudyRecords, write_experiment_report
+    from thalweg.studies.experiments.base import registry
+
+    lock = lock_of(study)
+    entries = {name: registry.entry(use.experiment) for name, use in study.uses.items()}
+    records = ExperimentStudyRecords(
+        plan=study.plan,
+        scale=study.scale_name,
+        verdict=studies.verdict(study),
+        runs=study.records(),
+        summaries={name: f"{entry.summary}. Source: {entry.source}." for name, entry in entries.items()},
+        locked=lock.locked if lock else "",
+        version=lock.version if lock else "",
+        plan_text=study.path.read_text(encoding="utf-8"),
+        plan_path=str(study.path),
+    )
+    return write_experiment_report(records, output)
+
+
 def lock_of(study):
     """The lock of a study, or None: then the verdict says void and why."""
     from thalweg.studies import locking
@@ -187,8 +211,11 @@ def lock_of(study):
 
 def _of_plan(args, plan: str) -> Path:
     from thalweg.cli.study_command import open_study
+    from thalweg.studies.experiments.study import ExperimentStudy
     from thalweg.studies.runner import Study
 
     args.plan = plan
     study = open_study(args)
+    if isinstance(study, ExperimentStudy):
+        return of_experiments(study, args.output)
     return of_study(study, args.output) if isinstance(study, Study) else of_edits(study, args.output)

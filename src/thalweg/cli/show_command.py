@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_type_hints
 
 from thalweg import config
 from thalweg.cli.compressor_facts import compressor
@@ -121,7 +121,6 @@ def task(spec: str, load: bool) -> dict:
     from thalweg import data
     from thalweg.data import tasks
     from thalweg.data.synthetic import SyntheticTask
-    from thalweg.data.text.task import TextTask
     from thalweg.training.config import TrainConfig
 
     entry = tasks.registry.entry(spec.partition(":")[0].strip())
@@ -142,14 +141,15 @@ def task(spec: str, load: bool) -> dict:
         "parameters (NAME:KEY=VALUE,...)" if synthetic else "options of the run": rows,
     }
     if not synthetic and not load:
-        return {**found, "nulls": f"{_plain(TextTask.nulls)}\n--load gives the numbers."}
+        kind = get_type_hints(made_by).get("return", data.Task)
+        return {**found, "nulls": f"{_plain(kind.nulls)}\n--load gives the numbers."}
     opened = data.load(spec)
     return {
         **found,
         "vocabulary": f"{opened.vocab_size:,} entries",
         "splits": list(opened.splits),
         "sequence": f"{opened.natural_length()} tokens" if synthetic else "any length",
-        "nulls (nats/token, shares or as named)": opened.nulls(),
+        f"nulls ({opened.unit}, shares or as named)": opened.nulls(),
     }
 
 

@@ -13,6 +13,7 @@ EXAMPLES = """examples:
 
 PLAN is the path of a plan file, or the name of one that `thalweg list plans` shows."""
 
+TEMPLATES = {"training": "template.toml", "experiment": "template-experiment.toml"}
 VERBS = ("new", "check", "lock", "run", "verdict", "status")
 
 
@@ -23,6 +24,9 @@ def configure(parser) -> None:
         help="new: write a template; check: power; lock: fix it; run: what is missing; verdict; status",
     )
     parser.add_argument("plan", metavar="PLAN", help="plan file, or name of a shipped plan")
+    parser.add_argument(
+        "--kind", choices=tuple(TEMPLATES), default="training", help="new: of what the plan is a plan (training)"
+    )
     parser.add_argument("--scale", help="scale of the plan (the only one, or smoke, when not given)")
     parser.add_argument("--records", help="folder of the records (default: records/ beside the plan)")
     parser.add_argument("--workspace", default="runs/studies", help="folder of run folders (runs/studies)")
@@ -44,7 +48,7 @@ def _new(args) -> ExitCode:
 
     from thalweg.records.files import atomic_write_text
 
-    text = (resources.files("thalweg.studies") / "template.toml").read_text(encoding="utf-8")
+    text = (resources.files("thalweg.studies") / TEMPLATES[args.kind]).read_text(encoding="utf-8")
     atomic_write_text(path, text.replace("NAME", path.stem))
     say(f"wrote {path}; fill it in, then: thalweg study check {path}", quiet=args.quiet)
     if args.json:

@@ -6,6 +6,7 @@ from typing import Any
 
 from thalweg.cli import edit_flags
 from thalweg.cli.console import confirm_output, emit, say, table
+from thalweg.cli.flags import command_line
 from thalweg.errors import ExitCode, InputError
 
 EXAMPLES = """examples:
@@ -193,24 +194,11 @@ def _where(edit: dict[str, Any]) -> str:
 
 
 def _command(args) -> str:
-    parts = [f"thalweg sweep {edit_flags.name_of(args.model)} --site {args.site}"]
-    for name in ("parallel", "perpendicular", "layers", "heads", "limit", "window", "backend", "which"):
-        if getattr(args, name) is not None:
-            parts.append(f"--{name.replace('_', '-')}={getattr(args, name)}")  # a list may begin with a minus
-    for name, default in (
-        ("skip_first", 0),
-        ("group", "head"),
-        ("reference", "stream"),
-        ("dtype", "float32"),
-        ("seed", 0),
-    ):
-        if getattr(args, name) != default:
-            parts.append(f"--{name.replace('_', '-')} {getattr(args, name)}")
-    if args.full:
-        parts.append("--full")
-    if args.text:
-        parts.append(f"--text {Path(args.text).name}")
-    return " ".join(parts)
+    names = ("site", "parallel", "perpendicular", "layers", "heads", "limit", "window", "backend", "which", "full", "text")
+    flags = [(name, getattr(args, name)) for name in names]
+    defaults = {"skip_first": 0, "group": "head", "reference": "stream", "dtype": "float32", "seed": 0}
+    flags += [(name, getattr(args, name)) for name, default in defaults.items() if getattr(args, name) != default]
+    return command_line("sweep", [args.model], flags)
 
 
 def _print(found: dict[str, Any]) -> None:

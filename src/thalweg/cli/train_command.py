@@ -16,7 +16,7 @@ EXAMPLES = """examples:
 A TOML file holds the same names (connection = "mgt"); flags win over the file. Under torchrun the same flags train on all ranks:
   torchrun --nproc-per-node 2 -m thalweg train --depth 12"""
 
-TABLES = ("connection_options", "model")  # given by flags that repeat
+TABLES = ("connection_options", "model", "growth")  # given by flags of their own
 
 # Far above what any machine trains: beyond it a size is a slip of the hand, and only its plan would take hours.
 MOST = {
@@ -36,8 +36,6 @@ MOST = {
 
 
 def configure(parser) -> None:
-    from thalweg.training.config import TrainConfig
-
     parser.add_argument(
         "config", nargs="?", metavar="CONFIG.toml", help="file with any of the values below, or preset:NAME"
     )
@@ -55,10 +53,17 @@ def configure(parser) -> None:
     parser.add_argument(
         "--track", action="append", default=[], metavar="TRACKER", help="tensorboard, trackio or wandb; may be repeated"
     )
+    add_configuration(parser)
+
+
+def add_configuration(parser) -> None:
+    """A flag for every field of a training configuration."""
+    from thalweg.training.config import TrainConfig
+
     group = parser.add_argument_group("configuration", "values are TOML: numbers, true, strings, [lists]")
     for field in config.describe(TrainConfig):
         if field.name not in TABLES:
-            group.add_argument(f"--{field.name.replace('_', '-')}", metavar="VALUE", help=_explained(field))
+            group.add_argument(f"--{field.name.replace('_', '-')}", metavar="VALUE", help=explained(field))
     group.add_argument(
         "--model",
         action="append",
@@ -69,14 +74,7 @@ def configure(parser) -> None:
 
 
 def run(args) -> ExitCode:
-    for flag, given in (("--resume", args.resume), ("--output", args.output)):
-        if given == "":
-            raise InputError(f"{flag} needs the folder of a run, got an empty name")
-    if args.resume is not None:
-        if args.config is not None or args.output is not None:
-            raise InputError(
-                "--resume takes the configuration and the folder from the run; drop CONFIG.toml and --output"
-            )
+    if resumes(args):
         return _resume(args)
     wanted = requested(args)
     if args.print_config:
@@ -84,11 +82,21 @@ def run(args) -> ExitCode:
         return ExitCode.OK
     folder = Path(args.output or f"runs/{wanted.connection}-d{wanted.depth}-s{wanted.seed}")
     if not args.dry_run:
-        _refuse_used(folder)
+        refuse_used(folder)
     return _train(args, wanted, folder, resume=False)
 
 
-def _refuse_used(folder: Path) -> None:
+def resumes(args) -> bool:
+    """Whether a run goes on. Raises: InputError for flags that do not go together."""
+    for flag, given in (("--resume", args.resume), ("--output", args.output)):
+        if given == "":
+            raise InputError(f"{flag} needs the folder of a run, got an empty name")
+    if args.resume is not None and (args.config is not None or args.output is not None):
+        raise InputError("--resume takes the configuration and the folder from the run; drop CONFIG.toml and --output")
+    return args.resume is not None
+
+
+def refuse_used(folder: Path) -> None:
     """Before the plan, which takes a while to time. Raises: InputError for a folder that a run cannot start in."""
     from thalweg.records.run import RunFolder
     from thalweg.training.parallel import is_main
@@ -164,7 +172,7 @@ def _train(args, wanted, folder: Path, *, resume: bool) -> ExitCode:
     return ExitCode.OK
 
 
-def _explained(field: config.Described) -> str:
+def explained(field: config.Described) -> str:
     """Help of one flag: what it means, the values where there are few, the default."""
     values = f": {field.allowed}" if field.one_of else ""
     default = "" if field.default == "none" else f" ({field.default})"

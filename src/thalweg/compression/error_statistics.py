@@ -300,7 +300,9 @@ def valued(located: Located, base: Located, matching: Matching) -> dict[int, Any
 
     def shown(place: SitePlace) -> bool:
         other = theirs.get(place.index)
-        return place.heads is not None and other is not None and other.heads is not None
+        if place.heads is None or other is None or other.heads is None:
+            return False
+        return (place.heads.query, place.heads.key_value) == (other.heads.query, other.heads.key_value)  # none pruned
 
     return {place.index: place.heads for place in base.attention if shown(place)}
 

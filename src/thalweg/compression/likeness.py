@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from thalweg.capture.layout import Located
+from thalweg.capture.weights import not_finite, shown
 from thalweg.errors import InputError
 
 SAMPLE = 2048  # entries of a matrix
@@ -29,16 +30,6 @@ def sketch(located: Located) -> dict[str, Float[Tensor, "layers entries"]]:
             picked = torch.randint(count, (min(SAMPLE, count),), generator=torch.Generator().manual_seed(count))
             found[name] = torch.stack([row.reshape(-1)[picked.to(row.device)].float().cpu() for row in rows])  # type: ignore[union-attr]
     return found
-
-
-def shown(weight: Any) -> Tensor | None:
-    """The values of a weight, unpacked where it knows how; None where it does not show them."""
-    if not isinstance(weight, Tensor):
-        return None
-    weight = weight.detach()
-    if type(weight) not in (Tensor, nn.Parameter) and hasattr(weight, "dequantize"):
-        weight = weight.dequantize()
-    return weight if weight.is_floating_point() and weight.device.type != "meta" else None
 
 
 def block_cosines(
@@ -89,17 +80,8 @@ def weight_errors(
 
 def check_finite(model: nn.Module, name: str) -> None:
     """Raises: InputError that names the first weight that holds NaN or infinity."""
-    for key, weight in model.named_parameters():
-        values = shown(weight)
-        if values is None or bool(
-            values.sum(dtype=torch.float32).isfinite()
-        ):  # one value that is not finite makes the sum so
-            continue
-        if not bool(torch.isfinite(values).all()):
-            bad = int((~torch.isfinite(values)).sum())
-            raise InputError(
-                f"{name}: {key} holds {bad:,} values that are NaN or infinite; nothing can be compared with it; compress or save it anew"
-            )
+    if found := not_finite(model):
+        raise InputError(f"{name}: {found}; nothing can be compared with it; compress or save it anew")
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -158,7 +158,8 @@ def _ours(model: Any, decoder: Decoder, kept: list[int]) -> Callable[[], None]:
     sites = {old * per_layer + i: new * per_layer + i for old, new in place.items() for i in range(per_layer)}
     windows = tuple(config.windows[layer] for layer in kept) if config.windows else ()
     dense = sum(layer < config.dense_layers for layer in kept)
-    smaller = dataclasses.replace(config, depth=len(kept), windows=windows, dense_layers=dense)
+    heads = tuple(config.layer_heads[layer] for layer in kept) if config.layer_heads else ()
+    smaller = dataclasses.replace(config, depth=len(kept), windows=windows, dense_layers=dense, layer_heads=heads)
     with torch.device("meta"):
         made = Decoder(smaller)
     state = {}

@@ -62,7 +62,7 @@ def findings(
     subject: a model, a place that :func:`thalweg.capture.open_model` opens, or a trajectory of weights. texts: documents, strings or lists of
     token ids, read in disjoint windows of ``length`` tokens (None: 512, or what the model takes) until ``tokens`` are read; rows of fewer than
     8,192 tokens are stamped ``sketch``. options: by probe, plain values for its ``Options``. listen(name, finding): called with None
-    before a probe begins, then with what it found. The model is left as it was: weights, modes, hooks.
+    before a probe begins, then with what it found; the proof comes first, as ``capture``. The model is left as it was: weights, modes, hooks.
     Raises: InputError, UnknownNameError for what cannot be probed at all; ProofError where the capture of the model cannot be proved.
     """
     chosen = _chosen(only)
@@ -77,6 +77,8 @@ def findings(
     if seen.kind == "model" and texts is not None:
         text = _text(seen, texts, length, tokens, bos)
         found.append(_proved(seen, text, allow_unverified))
+        if listen is not None:
+            listen("capture", found[-1])
     elif texts is not None:
         raise InputError("a trajectory of weights is probed without a text; leave it out")
     for one in chosen:

@@ -41,6 +41,9 @@ def no_attention(located: Located) -> str | None:
     """Why the scores of a model cannot be had, or None."""
     if not located.attention:
         return "it has no attention sublayers"
+    modules = [module for place in located.attention for module in located.module(place.sublayer).modules()]
+    if not all(getattr(module, "weights_are_softmax", True) for module in modules):
+        return "the weights of its attention are no softmax of scores (sinkhorn)"
     try:
         with watch_attention(located, lambda *_: None):
             return None
@@ -53,6 +56,8 @@ def scores_of(call: AttentionCall, last: int | None = None) -> Float[Tensor, "b 
 
     Learned sinks, which are logits of no key, are not among them.
     """
+    if call.weights is not None:
+        raise InputError("the weights of its attention are no softmax of its scores (sinkhorn)")
     query, key = wide(call.query), wide(call.key)
     query = query if last is None else query[:, :, -last:]
     b, h, q, d = query.shape

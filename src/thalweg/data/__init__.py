@@ -5,6 +5,7 @@ from pathlib import Path
 
 from thalweg.config import cache_folder, checked_path
 from thalweg.data import tasks
+from thalweg.data.masking import with_objective
 from thalweg.data.sampler import Sampler
 from thalweg.data.task import IGNORED, Batch, EvalBatches, Task, scored_tokens
 from thalweg.data.tasks import Opener, Request
@@ -31,16 +32,19 @@ def load(
     cache_dir: str | Path | None = None,
     max_bytes: int | None = None,
     max_tokens: int | None = None,
+    objective: str | None = None,
 ) -> Task:
     """The task that ``spec`` names.
 
     spec: ``austen`` (six novels, shipped), ``text:FILE[,valid=0.05]``, ``hf:NAME[:CONFIG]`` or one of its presets (``wikitext-2``,
-    ``wikitext-103``, ``openwebtext``, ``fineweb-edu``), ``copy``, ``overwrite`` or ``forget`` with parameters: ``copy:vocab=16,half=12``.
+    ``wikitext-103``, ``openwebtext``, ``fineweb-edu``), ``copy``, ``overwrite`` or ``forget`` with parameters: ``copy:vocab=16,half=12``;
+    ``sentiment`` (shipped) and ``sst2``, which are classifications.
     tokenizer (text only): ``bpe`` (the default: the shipped one for ``austen``, else trained on the train split), ``byte``, or the path of
     a ``tokenizer.json``. vocab_size: size of a BPE to train on the train split.
     cache_dir: where tokens are kept; default ``$THALWEG_CACHE``, else ``~/.cache/thalweg``.
     max_bytes: how much text is read of every split that the data comes with, or of the whole where the split is made here.
     max_tokens: how many train tokens are kept.
+    objective: what is learned from a text: ``next_token``, or ``masked`` tokens (None: the task's own).
     Raises: UnknownNameError for an unknown name or parameter; InputError for text or values that cannot be used; OfflineError where a hub
     is needed and not reached; MissingExtraError without ``datasets`` for ``hf:``.
     """
@@ -59,7 +63,7 @@ def load(
         is_file = not colon and checked_path(spec.strip(), expand=True).is_file()
         more = f"For the file write text:{spec.strip()}" if is_file else "For a file write text:FILE."
         raise UnknownNameError("data", name, names(), more=more)
-    return tasks.registry[name](rest.strip(), request)
+    return with_objective(tasks.registry[name](rest.strip(), request), objective)
 
 
 __all__ = [

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from thalweg.data.text.tokenizer import Tokenizer
 
 Batch = dict[str, Tensor]
+Objective = Literal["next_token", "masked", "classification"]
 IGNORED = -100  # label of a position that is not scored, as torch's cross-entropy and Hugging Face have it
 
 
@@ -65,17 +66,53 @@ class Task(ABC):
     """A source of sequences with a train split, held-out splits and its nulls.
 
     Batches are ``{"input_ids": int64 [b t], "labels": int64 [b t]}``; labels are aligned with input_ids (the model shifts), -100 is not
-    scored. ``fingerprint`` is a hash of all that the sequences depend on; arms with equal fingerprints may be compared. ``notes`` are the
-    deviations that a record must carry.
+    scored. Where ``objective`` is ``masked`` they stand where the model answers (nothing is shifted); where it is ``classification`` they are
+    int64 [b], one of ``classes``. Where sequences are padded there is an ``attention_mask`` int64 [b t] too, 1 for a real token: all that a
+    batch holds is what the model is called with. unit: of the loss. ``fingerprint`` is a hash of all that the sequences depend on; arms with
+    equal fingerprints may be compared. ``notes`` are the deviations that a record must carry.
     """
 
     name: str
-    kind: Literal["text", "synthetic"]
+    kind: Literal["text", "synthetic", "classification"]
+    objective: Objective = "next_token"
+    unit: str = "nats/token"
+    classes: int | None = None
     vocab_size: int
     fingerprint: str
     splits: tuple[str, ...] = ("train", "valid")
     notes: tuple[str, ...] = ()
     tokenizer: "Tokenizer | None" = None
+
+    @property
+    def watched(self) -> tuple[str, ...]:
+        """The held-out splits that training looks at."""
+        return tuple(split for split in self.splits if split != "train")
+
+    @property
+    def evaluated_whole(self) -> bool:
+        """Whether a held-out split is so small that it is always evaluated as a whole."""
+        return False
+
+    @property
+    def has_metrics(self) -> bool:
+        """Whether :meth:`metrics` says more than the loss does."""
+        return self.kind == "synthetic"
+
+    def scored(self, batch: Batch) -> int:
+        """How many predictions a batch scores: the weight of its mean loss."""
+        return scored_tokens(batch["labels"])
+
+    def summary(self, shares: dict[str, float], sequences: int) -> dict[str, float]:
+        """What is recorded of the mean :meth:`metrics` over ``sequences`` held-out sequences."""
+        return shares
+
+    def notes_at(self, length: int) -> tuple[str, ...]:
+        """``notes``, and what follows from sequences of ``length`` tokens."""
+        return self.notes
+
+    def unpadded(self, split: str, length: int, count: int) -> Batch:
+        """About ``count`` sequences of one length without padding, up to ``length`` tokens, the same for every arm: for the geometry."""
+        return self.eval_batches(split, length, count, 1)[0]
 
     def natural_length(self, split: str = "train") -> int | None:
         """Tokens of the longest sequence of a synthetic task; None for text, which can be cut to any length."""
@@ -122,6 +159,11 @@ class Task(ABC):
     @abstractmethod
     def nulls(self) -> dict[str, float]:
         """What no model, or a model that learned nothing, reaches; the unit is in each task's text."""
+
+    def nulls_of(self, split: str) -> dict[str, float]:
+        """The same of one held-out split, as far as they are of it; empty where they are not."""
+        self._check_split(split)
+        return self.nulls() if split == "valid" else {}
 
     def bytes_per_token(self, split: str = "valid") -> float | None:
         """UTF-8 bytes of text per token; None for a synthetic task."""

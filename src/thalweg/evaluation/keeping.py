@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from thalweg.config import check_new, checked_path
+from thalweg.config import check_new, check_writable, checked_path
 from thalweg.errors import InputError
 from thalweg.evaluation.paired import Outcome
 from thalweg.evaluation.scores import Scores
@@ -146,5 +146,6 @@ class Kept:
 def place(folder: str | Path) -> Path:
     """The folder, if it is new or holds an evaluation. Raises: InputError."""
     if str(folder) and (path := checked_path(folder, expand=True)).is_dir() and (path / ITEMS).is_file():
+        check_writable(path)
         return path
     return check_new(folder)

@@ -213,6 +213,8 @@ class Controller:
                     self._grow(reading, step, fit, room)
                 return
             state.calm, state.full = (0, state.full + 1) if left else (state.calm + 1, 0)
+        if not self.options.prune:
+            return
         directions = {layer: other.directions for layer, other in self.layers.items()}
         found = self.pruning.check(self.network, reading, directions, state.born, step, self.threshold)
         if found is not None:
@@ -256,6 +258,8 @@ class Controller:
         state.quiet = step + self._dwell(reading)
         before, scale = self._energy(fit), reading.operator.scale
         after = self.now[layer] = look(self.network, layer, state.directions, o, scale=scale)
+        fit_after = self.network.fit()
+        stays = fit_after <= fit + 1e-6 * max(abs(fit), 1e-3)  # heads with dictionaries of their own bring these' loss
         event = GrowthEvent(
             "birth",
             step,
@@ -278,8 +282,8 @@ class Controller:
             parameters_after=self.network.parameters_count(),
             heads_after=len(after.heads),
             degenerate=len(ids) > 1,
-            must_fall=o.birth == "plane" and o.captured == "birth" and after.exact,
-            **energy_pair(before, self._energy(self.network.fit())),
+            must_fall=o.birth == "plane" and o.captured == "birth" and after.exact and stays,
+            **energy_pair(before, self._energy(fit_after)),
         )
         self._prove(self.record.add(event))
 

@@ -18,6 +18,7 @@ Where it need not fall:
 * **training** between events: full-batch descent with small steps lowers fit, but R moves with the weights either way; minibatch descent
   lowers neither surely. Over training it is a measurement.
 * **a new layer**: it brings heads and its own residual. F rises by weight (R of the layer + theta per head).
+* **births of heads that have dictionaries of prototypes**: the output stays, but the loss of the new dictionary is part of the fit.
 * **births from random factors** (the control): R can rise.
 * **a change of the normaliser** |S|_2 |M|_F, which follows the weights: only values with one normaliser compare.
 """

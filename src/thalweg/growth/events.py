@@ -1,7 +1,7 @@
 """The growth record: every change of structure as one event, kept whole in a file and as rows for reports."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -129,9 +129,9 @@ class GrowthRecord:
         """Rows of all events."""
         return Measurements(row for event in self.events for row in event.rows(**fields))
 
-    def save(self, path: str | Path) -> None:
-        """JSON lines, the first names the schema; atomic. Raises: InputError (disk full ...)."""
-        head = jsonl.encode({"schema": SCHEMA, "kind": KIND})
+    def save(self, path: str | Path, about: Mapping[str, Any] | None = None) -> None:
+        """JSON lines, the first names the schema and holds ``about``, plain values on the whole; atomic. Raises: InputError (disk full ...)."""
+        head = jsonl.encode({"schema": SCHEMA, "kind": KIND, **(about or {})})
         atomic_write_text(
             path, "".join(f"{line}\n" for line in (head, *(jsonl.encode(e.to_table()) for e in self.events)))
         )

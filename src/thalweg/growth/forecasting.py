@@ -18,8 +18,8 @@ KAPPA_T = 2.0  # reported of first-party code
 @dataclass(frozen=True)
 class LayerForecast:
     """One layer as it is. eigenvalues: leading ones, descending, over |S| |M|. above: how many exceed the threshold: the number of heads that
-    are added if neither input nor weights move (for a fixed operator, deflation returns its eigenvalues in order, by construction). flops: of
-    one     product with the operator. seconds: that the look took."""
+    are added if neither input nor weights move (for a fixed operator, deflation returns its eigenvalues in order, by construction). sees:
+    whether its input has directions at all. flops: of one product with the operator. seconds: that the look took."""
 
     layer: int
     heads: int
@@ -30,6 +30,7 @@ class LayerForecast:
     condition: float
     asymmetry: float
     above: int
+    sees: bool
     method: str
     flops: float
     seconds: float
@@ -43,6 +44,16 @@ class Forecast:
     threshold: float
     bound: float
     warnings: tuple[str, ...]
+
+    def heads(self, share: float) -> tuple[int, ...]:
+        """Heads of every layer, were the threshold ``share`` of the first residual, read off the spectrum: if nothing moved."""
+        largest = self.largest
+        return tuple(f.heads + sum(value > share * largest for value in f.eigenvalues if f.sees) for f in self.layers)
+
+    @property
+    def largest(self) -> float:
+        """The residual that thresholds are shares of."""
+        return max((f.residual for f in self.layers if f.sees), default=math.inf)
 
     def lines(self) -> list[str]:
         """For a person."""
@@ -68,6 +79,7 @@ class Forecast:
         rows = Measurements()
         for f in self.layers:
             here = {"layer": f.layer, "n": f.tokens}
+            rows.add("growth.forecast.start", f.heads, **here)
             rows.add("growth.forecast.heads", f.heads + f.above, **here)
             rows.add("growth.forecast.residual", f.residual, null=0.0, null_kind="white input", **here)
             rows.add("growth.forecast.condition", f.condition, null=1.0, null_kind="white input", **here)
@@ -81,8 +93,11 @@ class Forecast:
         return rows
 
 
-def forecast(network: Growable, options: GrowthOptions, *, shown: int = 16) -> Forecast:
-    """Look at every layer once and change nothing. Raises: InputError for a probe set that cannot be read."""
+def forecast(network: Growable, options: GrowthOptions, *, shown: int | None = 16) -> Forecast:
+    """Look at every layer once and change nothing. shown: leading eigenvalues that are kept (None: all that are positive).
+
+    Raises: InputError for a probe set that cannot be read.
+    """
     readings, seconds = [], []
     for layer in range(network.layers()):
         begun = time.perf_counter()
@@ -102,11 +117,12 @@ def forecast(network: Growable, options: GrowthOptions, *, shown: int = 16) -> F
                 len(reading.heads),
                 n,
                 d,
-                tuple(values[:shown].tolist()),
+                tuple((values[values > 0] if shown is None else values[:shown]).tolist()),
                 reading.residual,
                 reading.condition,
                 reading.asymmetry,
                 int((values > threshold).sum()) if sees and threshold > 0 else 0,
+                sees,
                 choose(operator, options.method),
                 2.0 * (2 * (2 * n * d) + 2 * (4 * d * r)),
                 taken,

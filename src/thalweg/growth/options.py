@@ -24,9 +24,10 @@ class GrowthOptions:
     head_width: of new heads. most_heads: cap per layer. most_layers: cap on depth; None: depth is the user's. asymmetry_level: of the top
     layer, above which a calm layer gets one on top of it; layer_dwell: steps a layer must have lived before. birth: on the optimal
     ``plane`` or at ``random`` (control). captured: directions stored at ``birth``, or the ``current`` top direction of every live head.
-    center: residual about the mean token. stall: births in a row that did not lower the top eigenvalue, after which the run is unstable.
-    weight: nats per unit of residual, in the free energy. least_condition: kappa(S) below which the residual sees nothing. drift: what a
-    birth or a pruning may change of the outputs, relative. method: of the eigenpairs. seed: of the noise in new heads.
+    center: residual about the mean token. prune: whether heads are removed at all. stall: births in a row that did not lower the top
+    eigenvalue, after which the run is unstable. weight: nats per unit of residual, in the free energy. least_condition: kappa(S) below which
+    the residual sees nothing. drift: what a birth or a pruning may change of the outputs, relative. method: of the eigenpairs. noise: size of
+    the further columns of a new head beside those of its plane. seed: of the noise in new heads.
 
     Reported of the paper and its first-party code: threshold 0.1, prune_level 0.01, check_every 5, prune_patience 100, asymmetry_level 0.9,
     layer_dwell 500. Ours: all else. Raises: InputError, UnknownNameError.
@@ -50,6 +51,7 @@ class GrowthOptions:
     birth: Literal["plane", "random"] = "plane"
     captured: Literal["birth", "current"] = "birth"
     center: bool = False
+    prune: bool = True
     stall: int = 5
     weight: float = 1.0
     least_condition: float = 1.05

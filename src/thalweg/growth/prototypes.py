@@ -13,6 +13,7 @@ from thalweg.geometry import prototypes as measures
 from thalweg.models.sublayers.prototypes import dictionaries
 from thalweg.ops.prototypes import Gradient, assign
 from thalweg.records import Measurements
+from thalweg.training.optim import TIME_SCALES
 
 
 class PrototypeLoss(NamedTuple):
@@ -152,9 +153,6 @@ def collapse_panel(
         force=measures.separation_force(tokens, points, tau).item(),
         repulsion=measures.repulsive_mass(tokens, points, tau).item(),
     )
-
-
-TIME_SCALES = {"prototypes": 10.0, "log_temperature": 0.1}  # of the learning rate; the weights of the network have 1
 
 
 def time_scales(model: torch.nn.Module, lr: float) -> list[dict]:

@@ -11,8 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from thalweg.connections import Tokens
 from thalweg.connections.base import tensors_of
 from thalweg.models.config import DecoderConfig
-from thalweg.models.decoder import Decoder, next_token_loss
 from thalweg.models.look import view_of
+from thalweg.models.making import make
 
 SAMPLED_LAYERS = 4  # deeper networks are extrapolated from their first layers, as in connections.cost
 
@@ -29,6 +29,8 @@ def kept_activations(config: DecoderConfig, length: int, dtype: torch.dtype = to
     """Measure one sequence of ``length`` tokens, its logits and loss included; weights and stream in ``dtype``."""
     if config.dense_layers and "moe" in config.layers:
         return mixed_activations(config, length, dtype)
+    if config.layer_heads:
+        return ragged_activations(config, length, dtype)
 
     @functools.cache
     def measured(depth: int) -> tuple[int, int]:
@@ -60,6 +62,21 @@ def mixed_activations(config: DecoderConfig, length: int, dtype: torch.dtype) ->
     return Activations(full, min(full, largest.checkpointed))
 
 
+def ragged_activations(config: DecoderConfig, length: int, dtype: torch.dtype) -> Activations:
+    """The same where layers differ in their heads: each keeps what it would in a stack of its own kind."""
+    edits = {name: edit.everywhere() for name, edit in config.edits.items()}  # lists of numbers of heads have no place
+
+    def stack(heads: int) -> Activations:
+        same = config.replace(
+            layer_heads=(), heads=heads, kv_heads=heads // config.head_group, head_size=config.head_width, **edits
+        )
+        return kept_activations(same, length, dtype)
+
+    stacks = {heads: stack(heads) for heads in set(config.layer_heads)}
+    full = sum(stacks[heads].full for heads in config.layer_heads) // config.depth
+    return Activations(full, min(full, max(kept.checkpointed for kept in stacks.values())))
+
+
 def extend(measured: Callable[[int], int], depth: int) -> int:
     """The value at ``depth``; beyond the sampled layers, the quadratic through the last three of them."""
     if depth <= SAMPLED_LAYERS:
@@ -72,7 +89,7 @@ def extend(measured: Callable[[int], int], depth: int) -> int:
 def measure(config: DecoderConfig, length: int, dtype: torch.dtype) -> tuple[int, int]:
     """Bytes that autograd keeps, and bytes of the states that enter the blocks."""
     with torch.device("meta"):
-        decoder = Decoder(config)
+        decoder = make(config)
     with FakeTensorMode():
         for (
             module
@@ -97,7 +114,7 @@ def measure(config: DecoderConfig, length: int, dtype: torch.dtype) -> tuple[int
             )
         with KeptBytes(decoder) as kept:
             logits = decoder.unembed(decoder.run(embedding, Tokens(positions=positions), view))
-            next_token_loss(logits, torch.zeros(1, length, dtype=torch.long))
+            decoder.loss(logits, decoder.blank_labels(1, length))
     ids = positions.nbytes  # the embedding keeps the token ids
     return kept.bytes + ids, entering.bytes
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from thalweg.models.decoder import Decoder
 from thalweg.models.sublayers import MixtureOfExperts
+from thalweg.models.transformer import Transformer
 
 Sum = Callable[[Sequence[float]], Sequence[float]]  # numbers -> each of them summed over all ranks
 
@@ -21,7 +21,7 @@ class Balancer:
     Source: Wang et al. 2024 (arXiv 2408.15664), Algorithm 1: b_i += u sign(mean load - load_i).
     """
 
-    def __init__(self, decoder: Decoder, total: Sum = list):
+    def __init__(self, decoder: Transformer, total: Sum = list):
         self.layers = [layer for layer in decoder.sublayers if isinstance(layer, MixtureOfExperts)]
         self.total = total
         self.load: Tensor | None = None

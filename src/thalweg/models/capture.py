@@ -1,4 +1,4 @@
-"""Our own decoders, located and watched: every connection, whatever its state is.
+"""Our own decoders and encoders, located and watched: every connection, whatever its state is.
 
 ``read`` and ``write`` are not calls of modules, so that hooks do not see them: while watched, each site's ``advance`` is wrapped. What a
 site reads is seen where its input norm gets it, the update where the sublayer or its update norm gives it.
@@ -25,8 +25,8 @@ from thalweg.models.sublayers.parallel import Parallel
 KINDS = {"moe": "feed_forward"}  # kinds of sublayers that are known by another name outside
 
 
-def locate_decoder(model: nn.Module, prefix: str = "") -> Located:
-    """The description of a decoder; ``prefix``: its dotted name inside ``model`` with a dot behind, empty where it is the model."""
+def locate_transformer(model: nn.Module, prefix: str = "") -> Located:
+    """The description of a model of ours; ``prefix``: its dotted name inside ``model`` with a dot behind, empty where it is the model."""
     decoder: Any = model.get_submodule(prefix.rstrip(".")) if prefix else model
     config, stream = decoder.config, decoder.stream
     norms = [f"{prefix}stream.sites.{k}.input_norm" for k in range(len(stream.sites))]
@@ -61,7 +61,7 @@ def locate_decoder(model: nn.Module, prefix: str = "") -> Located:
         model=model,
         family=f"thalweg {config.connection}",
         found_by="own",
-        causal=True,
+        causal=config.causal,
         width=config.width,
         depth=config.depth,
         sites=named_apart(places),
@@ -106,6 +106,7 @@ def _heads(sublayer: nn.Module, name: str) -> tuple[Heads | None, str]:
         ("gate", sublayer.gate is not None),
         ("norm", sublayer.inner_norm.kind != "none"),
         ("dictionary", sublayer.dictionary is not None),
+        ("mask", sublayer.head_mask is not None),
         ("scaling (attention_edit)", sublayer.edit is not None),
     ):
         if present:

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_type_hints
+from typing import Any, ClassVar, Literal, Self, get_type_hints
 
 from thalweg import connections
 from thalweg.config import convert
@@ -23,7 +23,8 @@ class DecoderConfig:
     ``heads``). connection, connection_options: how layers write; ``norm`` and ``norm_eps`` are the defaults of its options. feed_forward and
     ffn_width: kind and inner width (None: 4 width for gelu; 8/3 width, rounded up to a multiple of 8, for swiglu). rope_base: base of the
     rotary angles. max_length: longest sequence, in tokens. tie_embeddings: the unembedding is the embedding. attention_gate: a sigmoid
-    gate on the attention output, one per head or per element. qk_norm: a norm on queries and keys of each head. layers: the sublayers of
+    gate on the attention output, one per head or per element. attention_weights: softmax, or a transport plan by ``attention_iterations`` of
+    Sinkhorn's, causal where the model is (:func:`thalweg.ops.entropic.causal_bridge`). qk_norm: a norm on queries and keys of each head. layers: the sublayers of
     one layer, in order. initial_std, embedding_std: normal initialisation. bias: in all linear maps. gradient_checkpointing: recompute
     each block in the backward pass. logit_softcap: c tanh(logits / c), or None.
 
@@ -33,6 +34,8 @@ class DecoderConfig:
     angles beyond the length that a model was trained on (None: none). windows: for every layer the number of tokens that its attention sees,
     the present one included, 0 for all (empty: all layers see all). window_rope_base: base of the rotary angles in the layers with a window,
     which are then not scaled (None: as in all others). embedding_scale: factor on the embedding before the stream.
+    layer_heads: query heads of every layer, as growing and pruning leave them (empty: ``heads`` in all); the group, heads / kv_heads, is the
+    same everywhere, so a layer has layer_heads / group key-value heads, and the width of a head stays that of ``heads``.
 
     Where ``layers`` names ``moe``: experts (routed), active_experts: how many there are, and how many of them a token takes.
     shared_experts: how many more see every token. expert_width: inner width of one expert (None: that of the feed-forward sublayer shared
@@ -51,6 +54,8 @@ class DecoderConfig:
     Raises: InputError or UnknownNameError with one line for the first value that is not allowed.
     """
 
+    causal: ClassVar[bool] = True  # a token sees itself and those before it
+
     vocab_size: int
     width: int
     depth: int
@@ -66,6 +71,8 @@ class DecoderConfig:
     max_length: int = 2048
     tie_embeddings: bool = True
     attention_gate: Literal["none", "head", "element"] = "none"
+    attention_weights: Literal["softmax", "sinkhorn"] = "softmax"
+    attention_iterations: int = 5
     qk_norm: bool = False
     layers: tuple[SublayerKind, ...] = ("attention", "feed_forward")
     initial_std: float = 0.02
@@ -95,6 +102,7 @@ class DecoderConfig:
     prototype_gradient: Literal["through", "detached"] = "through"
     prototype_bypass: float = 0.0
     prototype_temperature: float = 1.0
+    layer_heads: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
@@ -124,6 +132,7 @@ class DecoderConfig:
             raise InputError(
                 f"heads must be a multiple of kv_heads, got heads {self.heads} and kv_heads {self.kv_heads}"
             )
+        self._check_layer_heads()
         self._check_experts()
         if not 0 <= self.prototype_bypass <= 1:
             raise InputError(
@@ -160,6 +169,19 @@ class DecoderConfig:
         return self.heads if self.kv_heads is None else self.kv_heads
 
     @property
+    def head_group(self) -> int:
+        """How many query heads share one key-value head, in every layer."""
+        return self.heads // self.key_value_heads
+
+    def heads_of(self, layer: int) -> int:
+        """Query heads of ``layer``."""
+        return self.layer_heads[layer] if self.layer_heads else self.heads
+
+    def key_value_heads_of(self, layer: int) -> int:
+        """Key-value heads of ``layer``."""
+        return self.heads_of(layer) // self.head_group
+
+    @property
     def feed_forward_width(self) -> int:
         """``ffn_width`` with its default filled in."""
         if self.ffn_width is not None:
@@ -172,6 +194,15 @@ class DecoderConfig:
         if self.expert_width is not None:
             return self.expert_width
         return -(-self.feed_forward_width // (8 * (self.active_experts + self.shared_experts))) * 8
+
+    @property
+    def head_parameters(self) -> int:
+        """Parameters after the stream, those that are tied left out."""
+        return 0 if self.tie_embeddings else self.vocab_size * self.width
+
+    def head_flops(self, length: int) -> float:
+        """FLOPs after the stream, per token of a sequence of ``length``."""
+        return 2.0 * self.vocab_size * self.width
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -205,6 +236,23 @@ class DecoderConfig:
                 "learned positions have no angles: leave rotary_scaling and window_rope_base out, or positions"
             )
 
+    def _check_layer_heads(self) -> None:
+        if not self.layer_heads:
+            return
+        if len(self.layer_heads) != self.depth or min(self.layer_heads) < 1:
+            raise InputError(
+                f"layer_heads has one number of heads, at least 1, for each of the {self.depth} layers, got {self.layer_heads}"
+            )
+        if not {"attention", "parallel"} & set(self.layers):
+            raise InputError(f"layers {', '.join(self.layers)} have no heads; leave layer_heads out")
+        if any(count % self.head_group for count in self.layer_heads):
+            raise InputError(
+                f"layer_heads must be multiples of {self.head_group}, the query heads that share keys and values "
+                f"(heads / kv_heads), got {self.layer_heads}"
+            )
+        if all(count == self.heads for count in self.layer_heads):  # one spelling for one model
+            object.__setattr__(self, "layer_heads", ())
+
     def _check_experts(self) -> None:
         if self.active_experts > self.experts:
             raise InputError(
@@ -234,7 +282,8 @@ class DecoderConfig:
                 continue
             try:
                 edit.chosen(self.depth)
-                edit.check_heads(self.heads)
+                for layer in range(self.depth):
+                    edit.check_heads(self.heads_of(layer), layer)
             except InputError as error:
                 raise InputError(f"{name}: {error}") from None
             if edit.space == "value" and name == "mlp_edit":
@@ -247,7 +296,7 @@ class DecoderConfig:
             if not set(kinds) & set(self.layers):
                 raise InputError(f"{name}: layers {', '.join(self.layers)} have no {words}; leave {name} out")
 
-    def replace(self, **changes: Any) -> "DecoderConfig":
+    def replace(self, **changes: Any) -> Self:
         """A new config with some fields changed. Raises: UnknownNameError, InputError."""
         known = {f.name for f in dataclasses.fields(self)}
         for name in changes:
@@ -271,7 +320,7 @@ _ABOVE_ZERO = (
 )
 _POSITIVE = (
     *("vocab_size", "width", "depth", "heads", "kv_heads", "head_size", "ffn_width", "max_length"),
-    *("experts", "active_experts", "expert_width", "prototypes"),
+    *("experts", "active_experts", "expert_width", "prototypes", "attention_iterations"),
 )
 
 

@@ -133,12 +133,11 @@ class UpdateEdit:
         """Both scales at one of the chosen layers."""
         return _at(self.parallel, layer), _at(self.perpendicular, layer)
 
-    def check_heads(self, heads: int) -> None:
-        """Raises: InputError for lists with another number of heads."""
-        for name in ("parallel", "perpendicular"):
-            for entry in _entries(getattr(self, name)):
-                if isinstance(entry, tuple) and len(entry) != heads:
-                    raise InputError(f"{name} lists {len(entry)} heads in a layer, the model has {heads}")
+    def check_heads(self, heads: int, layer: int) -> None:
+        """Raises: InputError for a list with another number of heads than ``layer`` has."""
+        for name, entry in zip(("parallel", "perpendicular"), self.at(layer), strict=True):
+            if isinstance(entry, tuple) and len(entry) != heads:
+                raise InputError(f"{name} lists {len(entry)} heads in a layer, the model has {heads} in layer {layer}")
 
     def describe(self) -> str:
         """As text that :func:`parse` reads back, but for lists of heads; what is not at its default."""

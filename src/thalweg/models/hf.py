@@ -1,28 +1,22 @@
 """The Hugging Face shell round ``Decoder``: generate, save_pretrained, from_pretrained, the Auto classes."""
 
-import dataclasses
-from typing import Any, ClassVar
+from typing import Any, cast, overload
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.cache_utils import Cache
 from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
-from transformers.modeling_utils import PreTrainedModel
 
-from thalweg.capture import Located
-from thalweg.capture.weights import check_fit
-from thalweg.config import is_path
-from thalweg.errors import CheckpointError, InputError, UnknownNameError, first_line
+from thalweg.errors import InputError
 from thalweg.models.cache import DecoderCache
-from thalweg.models.config import DecoderConfig
 from thalweg.models.decoder import Decoder
+from thalweg.models.encoder import Encoder
+from thalweg.models.hf_base import ThalwegPreTrainedModel
 from thalweg.models.hf_config import ThalwegConfig
 from thalweg.models.sharing import shared_parameters
-
-ALIGNMENT = 64  # bytes; what torch's own allocations keep
+from thalweg.models.transformer import Transformer
 
 
 class ThalwegCache(DecoderCache, Cache):
@@ -81,55 +75,14 @@ class ThalwegCache(DecoderCache, Cache):
         return f"ThalwegCache({self.length} tokens, {len(self.slots)} attention sites)"
 
 
-class ThalwegForCausalLM(PreTrainedModel, GenerationMixin):
+class ThalwegForCausalLM(ThalwegPreTrainedModel, GenerationMixin):
     """``Decoder`` as a Hugging Face model; ``.decoder`` is the model itself.
 
     Loading is strict: a checkpoint that lacks a parameter or brings another one raises CheckpointError.
     """
 
-    config_class = ThalwegConfig
-    config: ThalwegConfig
     base_model_prefix = "decoder"
-    supports_gradient_checkpointing = True
-    _supports_sdpa = True
-    _no_split_modules: ClassVar[list[str]] = ["Decoder"]  # the sites of a block live in the stream
-
-    def __init__(self, config: ThalwegConfig, **unknown: Any):
-        if unknown:  # what from_pretrained was given beyond Hugging Face's own options
-            raise UnknownNameError(
-                "option of a model", min(unknown), [f.name for f in dataclasses.fields(DecoderConfig)]
-            )
-        super().__init__(config)
-        if config._attn_implementation != "sdpa":
-            raise InputError(f"attn_implementation must be 'sdpa' (or left out), got {config._attn_implementation!r}")
-        self.decoder = Decoder(config.to_decoder())
-        self._tied_weights_keys = shared_parameters(self)
-        self.post_init()
-
-    def _init_weights(self, module: torch.nn.Module) -> None:
-        """Nothing: ``Decoder`` has initialised itself, once and last."""
-
-    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """Parameters registered under a second name -> the first name: the unembedding, and what a connection shares between sites."""
-        return dict(self._tied_weights_keys)
-
-    def get_input_embeddings(self) -> torch.nn.Module:
-        return self.decoder.embedding
-
-    def set_input_embeddings(self, value: torch.nn.Embedding) -> None:
-        self.decoder.embedding = value
-
-    def get_output_embeddings(self) -> torch.nn.Module:
-        return self.decoder.head
-
-    def set_output_embeddings(self, new_embeddings: torch.nn.Linear) -> None:
-        self.decoder.head = new_embeddings
-
-    def locate_stream(self) -> Located:
-        """Where the stream runs, for :func:`thalweg.capture.locate`."""
-        from thalweg.models.capture import locate_decoder
-
-        return locate_decoder(self, "decoder.")
+    decoder: Decoder
 
     def forward(
         self,
@@ -185,63 +138,28 @@ class ThalwegForCausalLM(PreTrainedModel, GenerationMixin):
         elif model_kwargs.get("cache") is not None:
             model_kwargs["cache"]._is_user_defined = True
 
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path, *args: Any, **kwargs: Any):  # type: ignore[override]  # the same, strict
-        """Load a saved model. Weights come from safetensors files only, and no code that lies beside them runs, whatever is trusted.
 
-        Raises: CheckpointError for files that are missing or broken, and for parameters that are missing, unexpected or of another shape;
-        InputError for a configuration that cannot be, and for options that this model does not have.
-        """
-        where, wanted = pretrained_model_name_or_path, kwargs.pop("output_loading_info", False)
-        if kwargs.pop("use_safetensors", None) is False:
-            raise InputError("use_safetensors must be true (or left out): weights are read from safetensors files only")
-        kwargs |= {
-            "use_safetensors": True,
-            "ignore_mismatched_sizes": True,
-        }  # mismatches are reported here, with the rest
-        try:
-            loaded: Any = super().from_pretrained(where, *args, output_loading_info=True, **kwargs)
-        except SafetensorError as error:
-            raise CheckpointError(
-                f"{where}: the weights cannot be read ({first_line(error)}); the file is broken: save or copy it anew"
-            ) from None
-        except OSError as error:
-            if not is_path(where):  # of a hub, which says more than we know
-                raise
-            raise CheckpointError(f"{where}: {first_line(error)}; give a folder that save_pretrained wrote") from None
-        model, info = loaded
-        check_fit(info, where)
-        align(model)
-        return (model, info) if wanted else model
+@overload
+def in_shell(model: Decoder, **settings: Any) -> ThalwegForCausalLM: ...
+@overload
+def in_shell(model: Transformer, **settings: Any) -> ThalwegPreTrainedModel: ...
+def in_shell(model: Transformer, **settings: Any) -> ThalwegPreTrainedModel:
+    """A decoder or encoder as a Hugging Face model, the model itself inside.
 
-    def load_custom_generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises: CodeRefusedError; Hugging Face would run the ``custom_generate`` of a model folder here."""
-        raise CodeRefusedError("thalweg runs no code from a model folder or a hub; leave custom_generate out")
-
-
-class CodeRefusedError(InputError, OSError):
-    """A model folder brings code of its own. An OSError too, which is how Hugging Face hears that there is none."""
-
-
-def in_shell(decoder: Decoder, **settings: Any) -> ThalwegForCausalLM:
-    """A decoder as a Hugging Face model, the decoder itself inside. settings: fields of Hugging Face (``pad_token_id`` and the like)."""
-    config = ThalwegConfig.of(decoder.config, **settings)
-    config.dtype = next(decoder.parameters()).dtype
-    with torch.device("meta"):
-        model = ThalwegForCausalLM(config)
-    model.decoder = decoder
-    model._tied_weights_keys = shared_parameters(model)
-    return model.eval()
-
-
-def align(model: torch.nn.Module) -> None:
-    """Move weights that a mapped file holds at odd addresses to where torch would put them.
-
-    Kernels choose their order of summation by the address, so the saved and the loaded model would differ in the last bits.
+    settings: fields of Hugging Face (``pad_token_id`` and the like).
     """
-    for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.device.type == "cpu" and tensor.data_ptr() % ALIGNMENT:
-            tensor.data = tensor.data.clone()
+    kind: type[ThalwegPreTrainedModel] = ThalwegForCausalLM
+    if isinstance(model, Encoder):
+        from thalweg.models.hf_encoder import shell_of
+
+        kind = shell_of(model.config)
+    config = cast(type[ThalwegConfig], kind.config_class).of(model.config, **settings)
+    config.dtype = next(model.parameters()).dtype
+    with torch.device("meta"):
+        shell = kind(config)
+    setattr(shell, kind.base_model_prefix, model)
+    shell._tied_weights_keys = shared_parameters(shell)
+    return shell.eval()
 
 
 AutoModelForCausalLM.register(ThalwegConfig, ThalwegForCausalLM, exist_ok=True)

@@ -1,9 +1,9 @@
-"""The configuration of the Hugging Face shell: the fields of ``DecoderConfig``, flat, under our names and theirs."""
+"""The configurations of the Hugging Face shells: the fields of ``DecoderConfig`` and ``EncoderConfig``, flat, under our names and theirs."""
 
 import dataclasses
 import difflib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from transformers.configuration_utils import PreTrainedConfig
 
@@ -12,6 +12,7 @@ from thalweg.errors import CheckpointError, InputError, UnknownNameError, first_
 
 if TYPE_CHECKING:  # registration must not load torch
     from thalweg.models.config import DecoderConfig
+    from thalweg.models.encoder_config import EncoderConfig
 
 
 LENGTH = (
@@ -37,10 +38,8 @@ class ThalwegConfig(PreTrainedConfig):
     }
 
     def __post_init__(self, **kwargs: Any) -> None:
-        import thalweg.models.hf  # noqa: F401  # registers the model class: by now every import of transformers has ended
-        from thalweg.models.config import DecoderConfig
-
-        names = [f.name for f in dataclasses.fields(DecoderConfig)]
+        described = self.described()
+        names = [f.name for f in dataclasses.fields(described)]
         given = {
             ("max_length" if key == LENGTH else self.attribute_map.get(key, key)): value
             for key, value in kwargs.items()
@@ -49,19 +48,30 @@ class ThalwegConfig(PreTrainedConfig):
         for key in given:  # Hugging Face keeps whatever it does not know; a slip in one of our names is an error
             if difflib.get_close_matches(key, names, n=1, cutoff=0.8):
                 raise UnknownNameError("key", key, names)
-        config = build(DecoderConfig, own, "config")
+        config = build(described, own, "config")
         for name in names:
             setattr(self, LENGTH if name == "max_length" else name, to_plain(getattr(config, name)))
         super().__post_init__(**given)
 
-    def to_decoder(self) -> "DecoderConfig":
-        """The same as a ``DecoderConfig``, checked anew."""
+    @classmethod
+    def described(cls) -> "type[DecoderConfig]":
+        """The configuration that this one holds the fields of. Registers the model classes: by now every import of transformers has ended."""
+        import thalweg.models.hf  # noqa: F401
         from thalweg.models.config import DecoderConfig
 
-        stored = {f.name: LENGTH if f.name == "max_length" else f.name for f in dataclasses.fields(DecoderConfig)}
+        return DecoderConfig
+
+    def to_plain_config(self) -> "DecoderConfig":
+        """The same as a ``DecoderConfig`` or ``EncoderConfig``, checked anew."""
+        described = self.described()
+        stored = {f.name: LENGTH if f.name == "max_length" else f.name for f in dataclasses.fields(described)}
         return build(
-            DecoderConfig, {name: getattr(self, key) for name, key in stored.items() if hasattr(self, key)}, "config"
+            described, {name: getattr(self, key) for name, key in stored.items() if hasattr(self, key)}, "config"
         )
+
+    def to_decoder(self) -> "DecoderConfig":
+        """The same as a ``DecoderConfig``, checked anew."""
+        return self.to_plain_config()
 
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
@@ -81,7 +91,7 @@ class ThalwegConfig(PreTrainedConfig):
         if table.get("model_type") != cls.model_type:
             raise InputError(
                 f"{where}: config.json must say model_type {cls.model_type!r}, got {table.get('model_type')!r}; "
-                "load other models by AutoModelForCausalLM"
+                "load other models by the Auto class that fits them"
             )
         return table, {"name_or_path": str(where), **rest}
 
@@ -100,3 +110,32 @@ class ThalwegConfig(PreTrainedConfig):
     def of(cls, config: "DecoderConfig", **hugging_face: Any) -> "ThalwegConfig":
         """From a ``DecoderConfig`` and any fields of Hugging Face (``pad_token_id`` and the like)."""
         return cls(**{f.name: getattr(config, f.name) for f in dataclasses.fields(config)}, **hugging_face)
+
+
+class ThalwegEncoderConfig(ThalwegConfig):
+    """The same of an encoder: the fields of ``EncoderConfig``; ``num_labels`` is another name of ``classes``.
+
+    Raises: UnknownNameError, InputError, as ``EncoderConfig`` does.
+    """
+
+    model_type = "thalweg-encoder"
+
+    @classmethod
+    def described(cls) -> "type[EncoderConfig]":
+        import thalweg.models.hf_encoder  # noqa: F401
+        from thalweg.models.encoder_config import EncoderConfig
+
+        return EncoderConfig
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        labels = kwargs.pop("num_labels", None)
+        classes = kwargs.setdefault("classes", labels) if labels is not None else kwargs.get("classes")
+        if labels not in (None, classes):
+            raise InputError(f"classes and num_labels are two names of one number, got {classes} and {labels}")
+        super().__post_init__(**kwargs)
+        if classes is not None and self.num_labels != classes:
+            self.num_labels = classes  # names them LABEL_0, LABEL_1, ... unless id2label did
+
+    def to_encoder(self) -> "EncoderConfig":
+        """The same as an ``EncoderConfig``, checked anew."""
+        return cast("EncoderConfig", self.to_plain_config())

@@ -14,7 +14,7 @@ from thalweg.models.sublayers import Map, PrototypeLayer, Prototypes, Sublayer
 from thalweg.ops.norms import Norm
 
 if TYPE_CHECKING:
-    from thalweg.models.decoder import Decoder
+    from thalweg.models.transformer import Transformer
 
 
 @contextmanager
@@ -34,16 +34,15 @@ def one_seed(generator: torch.Generator | None) -> Iterator[int]:
 
 
 @torch.no_grad()
-def initialise(decoder: "Decoder", seed: int) -> None:
+def initialise(model: "Transformer", seed: int) -> None:
     """Give every parameter its start, from ``seed``; uses the global CPU generator."""
     torch.default_generator.manual_seed(seed)
-    config = decoder.config
-    nn.init.normal_(decoder.embedding.weight, std=config.embedding_std)
-    if not config.tie_embeddings:
-        nn.init.normal_(decoder.head.weight, std=config.initial_std)
-    if decoder.position_embedding is not None:
-        nn.init.normal_(decoder.position_embedding.weight, std=config.embedding_std)
-    for sublayer in decoder.sublayers:
+    config = model.config
+    nn.init.normal_(model.embedding.weight, std=config.embedding_std)
+    model.initialise_head()
+    if model.position_embedding is not None:
+        nn.init.normal_(model.position_embedding.weight, std=config.embedding_std)
+    for sublayer in model.sublayers:
         for linear_map in sublayer.maps():
             initialise_map(linear_map, sublayer.requirements, config.initial_std)
         for module in sublayer.modules():
@@ -51,8 +50,8 @@ def initialise(decoder: "Decoder", seed: int) -> None:
                 module.reset_parameters()
             elif isinstance(module, PrototypeLayer):
                 module.reset_parameters(prototype_std(sublayer))
-    decoder.stream.reset_parameters()
-    for edit in edits_of(decoder).values():
+    model.stream.reset_parameters()
+    for edit in edits_of(model).values():
         edit.reset_parameters()
 
 

@@ -69,7 +69,8 @@ def view_of(
 
     def view(window: int, base: float, scaling: RotaryScaling | None) -> TokenView:
         turned = angles(positions, width, base, dtype, scaling) if config.positions == "rotary" else (None, None)
-        return TokenView(*turned, allowed(seen, segments, past, positions.shape[1], positions.device, window), real)
+        length, device = positions.shape[1], positions.device
+        return TokenView(*turned, allowed(seen, segments, past, length, device, window, config.causal), real)
 
     everywhere = view(0, base, scaling)
     if config.window_rope_base is not None:
@@ -101,7 +102,7 @@ def check_labels(labels: Tensor, input_ids: Tensor, vocab_size: int) -> None:
     if labels.shape != input_ids.shape:
         raise ShapeError(
             f"labels must be aligned with input_ids {tuple(input_ids.shape)}, got shape {tuple(labels.shape)}; "
-            "do not shift them, the model does"
+            "do not shift them"
         )
     if not can_look_at(labels):
         return
@@ -121,11 +122,11 @@ def check_positions(position_ids: Tensor, max_length: int) -> None:
         raise InputError(f"position_ids must lie in 0..{max_length - 1} (max_length {max_length}), got {low}..{high}")
 
 
-def check_integers(name: str, value: object) -> None:
+def check_integers(name: str, value: object, shape: str = "[batch, tokens]") -> None:
     """Raises: InputError for what is no tensor of integers."""
     if not isinstance(value, Tensor):
         raise InputError(
-            f"{name} must be a tensor of integers [batch, tokens], got {type(value).__name__}; make it one by torch.tensor"
+            f"{name} must be a tensor of integers {shape}, got {type(value).__name__}; make it one by torch.tensor"
         )
     if value.dtype not in (torch.int64, torch.int32):
         raise InputError(f"{name} must be integers (int64 or int32), got {value.dtype}; convert them by .long()")
@@ -166,20 +167,25 @@ def count(input_ids: Tensor, seen: Tensor | None, segments: Tensor | None, past:
 
 
 def allowed(
-    seen: Tensor | None, segments: Tensor | None, past: int, length: int, device: torch.device, window: int = 0
+    seen: Tensor | None,
+    segments: Tensor | None,
+    past: int,
+    length: int,
+    device: torch.device,
+    window: int = 0,
+    causal: bool = True,
 ) -> Bool[Tensor, "b 1 t k"] | None:
-    """Who may see whom; None where plain causal attention says it all. A padded token sees itself, so that no softmax is empty.
+    """Who may see whom; None where attention without a mask says it all. A padded token sees itself, so that no softmax is empty.
 
-    window: how many tokens one sees, itself included; 0: all.
+    window: how many tokens one sees, itself included; 0: all. causal: no later ones; else a window reaches as far to both sides.
     """
     narrow = 0 < window < past + length
     if seen is None and segments is None and past == 0 and not narrow:
         return None
     query = torch.arange(past, past + length, device=device)[:, None]
     key = torch.arange(past + length, device=device)
-    may = (key <= query)[None, None]
-    if narrow:
-        may = may & (key > query - window)
+    reach, ahead = window if narrow else past + length, key - query
+    may = ((ahead > -reach) & (ahead < (1 if causal else reach)))[None, None]
     if seen is not None:
         may = may & seen[:, None, None, :]
     if segments is not None:

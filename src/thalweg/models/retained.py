@@ -109,7 +109,7 @@ def edit_at(edit: UpdateEdit | None, space: str, layer: int, depth: int, heads: 
     """The module for one place; None where nothing is edited there."""
     if edit is None or edit.space != space or edit.is_one or layer not in edit.chosen(depth):
         return None
-    edit.check_heads(heads)
+    edit.check_heads(heads, layer)
     scales: Any = [entry if isinstance(entry, tuple) else (entry,) for entry in edit.at(layer)]
     return None if all(number == 1 for entry in scales for number in entry) else Edit(edit, layer, heads, width)
 

@@ -113,20 +113,17 @@ def size_of(config: DecoderConfig, *, length: int | None = None, dtype: torch.dt
 def parameters(config: DecoderConfig) -> dict[str, int]:
     """Parameters by part, each counted once."""
     d, bias = config.width, int(config.bias)
-    counts = {"embedding": config.vocab_size * d, "unembedding": 0 if config.tie_embeddings else config.vocab_size * d}
+    counts = {"embedding": config.vocab_size * d, "unembedding": config.head_parameters}
     stream, inner_norms = _stream(_key(config))
     counts |= {"attention": 0, "feed_forward": 0, "stream": stream}
     if config.positions == "learned":
         counts["embedding"] += config.max_length * d
-    q, kv = config.heads * config.head_width, config.key_value_heads * config.head_width
-    gates = {"none": 0, "head": config.heads, "element": q}[config.attention_gate]
     inner, outer = config.biased_attention != "none", config.biased_attention == "all"
-    attention = (
-        sum((d + inner) * out for out in (q, kv, kv))
-        + (d + outer) * gates
-        + (q + outer) * d
-        + (2 * config.head_width if config.qk_norm else 0)
-    )
+
+    def attention(layer: int, with_norm: bool) -> int:
+        q, kv, gates = head_widths(config, layer)
+        maps = sum((d + inner) * out for out in (q, kv, kv)) + (d + outer) * gates + (q + outer) * d
+        return maps + (2 * config.head_width if config.qk_norm else 0) + q * with_norm
 
     def feed_forward(f: int, with_norm: bool) -> int:
         return (2 if config.gated else 1) * (d + bias) * f + (f + bias) * d + f * with_norm
@@ -142,7 +139,7 @@ def parameters(config: DecoderConfig) -> dict[str, int]:
 
     for site, with_norm in zip(config.sites, inner_norms, strict=True):
         if site.kind in ATTENDING:
-            counts["attention"] += attention + q * with_norm
+            counts["attention"] += attention(site.layer, with_norm)
         if site.kind in FEEDING:
             counts["feed_forward"] += feed_forward(config.feed_forward_width, with_norm)
         if site.kind == "moe":
@@ -151,15 +148,22 @@ def parameters(config: DecoderConfig) -> dict[str, int]:
     dictionaries = sum(heads * (config.prototypes * width + 1) for heads, width in dictionary_shapes(config))
     if dictionaries:
         counts["prototypes"] = dictionaries
-    edits = sum(edit.parameters(config.heads) for edit in edited_sites(config))
+    edits = sum(edit.parameters(config.heads_of(layer)) for edit, layer in edited_sites(config))
     return counts | ({"edits": edits} if config.edits else {})
 
 
 def dictionary_shapes(config: DecoderConfig) -> list[tuple[int, int]]:
     """Heads and width of every dictionary of prototypes."""
     whole = [(1, config.width)] * sum(site.kind == "prototypes" for site in config.sites)
-    by_head = sum(site.kind in ATTENDING for site in config.sites) if config.head_prototypes else 0
-    return whole + [(config.heads, config.head_width)] * by_head
+    attending = [site.layer for site in config.sites if site.kind in ATTENDING and config.head_prototypes]
+    return whole + [(config.heads_of(layer), config.head_width) for layer in attending]
+
+
+def head_widths(config: DecoderConfig, layer: int) -> tuple[int, int, int]:
+    """Of one layer: the joint width of the query heads and of the key-value heads, and how many gates its attention has."""
+    heads, width = config.heads_of(layer), config.head_width
+    gates = {"none": 0, "head": heads, "element": heads * width}[config.attention_gate]
+    return heads * width, config.key_value_heads_of(layer) * width, gates
 
 
 ATTENDING, FEEDING = ("attention", "parallel"), ("feed_forward", "parallel")  # kinds of sublayers with such a branch
@@ -168,10 +172,8 @@ ATTENDING, FEEDING = ("attention", "parallel"), ("feed_forward", "parallel")  # 
 def flops(config: DecoderConfig, length: int) -> Counts:
     """Forward FLOPs per token by part; see :class:`Size`."""
     d, f = config.width, config.feed_forward_width
-    q, kv = config.heads * config.head_width, config.key_value_heads * config.head_width
-    gates = {"none": 0, "head": config.heads, "element": q}[config.attention_gate]
+    widths = [head_widths(config, site.layer) for site in config.sites if site.kind in ATTENDING]
     kinds = [site.kind for site in config.sites]
-    attentions = sum(kind in ATTENDING for kind in kinds)
     feed_forwards = sum(kind in FEEDING for kind in kinds)
     mixtures, shapes = kinds.count("moe"), dictionary_shapes(config)
     expert = 6.0 * mixtures * d * config.expert_feed_forward_width
@@ -181,14 +183,16 @@ def flops(config: DecoderConfig, length: int) -> Counts:
         "router": 2.0 * mixtures * d * config.experts,
     }
     return {
-        "attention": 2.0 * attentions * d * (2 * q + 2 * kv + gates),
-        "attention_scores": 4.0 * attentions * length * q,
+        "attention": 2.0 * d * sum(2 * q + 2 * kv + gates for q, kv, gates in widths),
+        "attention_scores": 4.0 * length * sum(q for q, _, _ in widths),
         "feed_forward": 2.0 * feed_forwards * d * f * (3 if config.gated else 2),
         **(mixture if mixtures else {}),
         **({"prototypes": sum(dictionary_flops(config, *shape) for shape in shapes)} if shapes else {}),
         "stream": stream_flops(config, length),
-        **({"edits": sum(edit_flops(config, edit, length) for edit in edited_sites(config))} if config.edits else {}),
-        "unembedding": 2.0 * config.vocab_size * d,
+        **(
+            {"edits": sum(edit_flops(config, *place, length) for place in edited_sites(config))} if config.edits else {}
+        ),
+        "unembedding": config.head_flops(length),
     }
 
 
@@ -198,20 +202,19 @@ def dictionary_flops(config: DecoderConfig, heads: int, width: int) -> float:
     return 2.0 * products * heads * config.prototypes * width
 
 
-def edited_sites(config: DecoderConfig) -> list[UpdateEdit]:
-    """The edit of every site that has one."""
+def edited_sites(config: DecoderConfig) -> list[tuple[UpdateEdit, int]]:
+    """The edit of every site that has one, and its layer."""
     found = []
     for name, edit in config.edits.items():
         layers = edit.chosen(config.depth)
-        found += [edit for site in config.sites if site.kind in EDITS[name][0] and site.layer in layers]
+        found += [(edit, site.layer) for site in config.sites if site.kind in EDITS[name][0] and site.layer in layers]
     return found
 
 
-def edit_flops(config: DecoderConfig, edit: UpdateEdit, length: int) -> float:
+def edit_flops(config: DecoderConfig, edit: UpdateEdit, layer: int, length: int) -> float:
     """Forward FLOPs per token of one edited site: its dot products, its sum, and the scores again that A_tt is taken from."""
     of_values = edit.space == "value"
-    q = config.heads * config.head_width if of_values else config.width
-    kv = config.key_value_heads * config.head_width if of_values else config.width
+    q, kv = head_widths(config, layer)[:2] if of_values else (config.width, config.width)
     across = 1.0 * q if edit.perpendicular != 1 else 0.0
     return 4.0 * q + 2.0 * kv + across + (2.0 * length * q if edit.exclude_self else 0.0)
 

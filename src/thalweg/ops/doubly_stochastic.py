@@ -91,7 +91,7 @@ def _narrow(z: Tensor) -> bool:
 
 
 def _scalings(z: Tensor, iterations: int) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-    """E = exp(z - max), and (u [to 1 T], v [1 from T]) after every iteration; the matrix is u E v, u = exp(f) and v = exp(g) up to constants."""
+    """E = exp(z - max), and (u [to 1 T], v [1 from T]) after every iteration; the matrix is u E v: u, v are exp(f), exp(g) up to constants."""
     e = torch.exp(z - z.amax())
     u = torch.ones_like(e[:, :1])
     found = []

@@ -6,6 +6,7 @@
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -101,30 +102,76 @@ def full_bridge(
     return Bridge(z, residual, done)
 
 
+class CausalMasses(NamedTuple):
+    """What later rows of a causal bridge need of earlier ones. columns [... iterations k]: log masses that keys have received, by iteration;
+    prior [... k]: what uniform attention over the visible keys has given them."""
+
+    columns: Tensor
+    prior: Tensor
+
+
 def causal_bridge(logits: Float[Tensor, "*b t t"], iterations: int = 5) -> Float[Tensor, "*b t t"]:
     """A bridge whose row i depends on rows up to i alone: log weights [... t t], each row normalised, with column masses drawn to their prior.
 
     Plain Sinkhorn under a causal mask lets a row see later ones through the column sums, and with uniform columns gives the identity. Here the
     column potential that row i meets is made of the rows up to i: g_ij = log c_ij - log sum_(i' <= i) exp(z_i'j + f_i'), where c_ij =
-    sum_(j <= i' <= i) 1 / (i' + 1) is what uniform attention has given to key j so far, and f_i = -log sum_j exp(z_ij + g_ij).
-    Rows come last, so they sum to one; the columns are drawn to c and do not meet it. ``logits`` must be -inf where j > i and finite elsewhere
-    on and below the diagonal, unless a key is hidden from everybody but itself (padding). Derived by us.
+    sum_(i' <= i) 1 / (keys that i' sees), over the i' that see j, is what uniform attention has given to key j so far, and
+    f_i = -log sum_j exp(z_ij + g_ij). Rows come last, so they sum to one; the columns are drawn to c and do not meet it. ``logits`` are -inf
+    where a query may not look; every query sees one key at least. Without iterations it is softmax. Derived by us.
     Shapes: [... t t] -> [... t t]. Cost: t^2 for every iteration.
     """
-    t = logits.shape[-1]
-    each = 1.0 / torch.arange(1, t + 1, dtype=logits.dtype, device=logits.device)
-    seen = torch.ones(t, t, dtype=torch.bool, device=logits.device).tril()
-    prior = torch.where(seen, each[:, None], 0.0).cumsum(0)
-    log_prior = torch.where(seen, prior, 1.0).log()
+    return causal_bridge_on(logits, None, iterations)[0]
+
+
+def causal_bridge_on(
+    logits: Float[Tensor, "*b q k"], past: CausalMasses | None, iterations: int
+) -> tuple[Float[Tensor, "*b q k"], CausalMasses]:
+    """:func:`causal_bridge` of the last q of the k tokens, given what the rows before them left (None: there are none); and what they leave.
+
+    Rows in any pieces, one after the other, give what all at once give. Raises: InputError for masses of another number of iterations or of
+    more keys.
+    """
+    k = logits.shape[-1]
     visible = logits > -torch.inf
+    even = visible.to(logits.dtype)
+    prior = (even / even.sum(-1, keepdim=True).clamp(min=1)).cumsum(-2)
+    received = None
+    if past is not None:
+        if past.columns.shape[-2] != iterations or past.prior.shape[-1] > k:
+            raise InputError(
+                f"the masses are of {past.columns.shape[-2]} iterations and {past.prior.shape[-1]} keys, these logits of {iterations} and {k}; "
+                "give those of the rows before"
+            )
+        new = (0, k - past.prior.shape[-1])
+        prior = prior + F.pad(past.prior, new).unsqueeze(-2)
+        received = F.pad(past.columns, new, value=FLOOR)
+    log_prior = torch.where(visible, prior, 1.0).log()
     z = torch.log_softmax(logits, -1)
-    f = torch.zeros_like(z[..., :1])
-    for _ in range(iterations):
+    f, g = torch.zeros_like(z[..., :1]), torch.zeros_like(z)
+    columns = []
+    for step in range(iterations):
         mass = torch.logcumsumexp(torch.where(visible, z + f, FLOOR), -2)
+        if received is not None:
+            mass = torch.logaddexp(mass, received[..., step, :].unsqueeze(-2))
+        columns.append(mass[..., -1, :])
         g = torch.where(visible, log_prior - mass, 0.0)
         f = -torch.logsumexp(z + g, -1, keepdim=True)
         f = torch.where(torch.isfinite(f), f, 0.0)
-    return torch.log_softmax(z + g, -1) if iterations else z
+    left = torch.stack(columns, -2) if columns else z.new_zeros(*z.shape[:-2], 0, k)
+    return (torch.log_softmax(z + g, -1) if iterations else z), CausalMasses(left, prior[..., -1, :])
+
+
+def two_way_bridge(logits: Float[Tensor, "*b t t"], iterations: int = 5) -> Float[Tensor, "*b t t"]:
+    """Sinkhorn's iterations between uniform marginals, rows last: log weights [... t t], doubly stochastic in the limit.
+
+    ``logits`` are -inf where a query may not look, on the same places above and below the diagonal, which is visible, so that a plan with both
+    marginals exists. Without iterations it is softmax. Differs from :func:`full_bridge` in that nothing depends on values: it can be compiled.
+    Source: Sander et al. 2022 (arXiv 2110.11773), Sinkformers.
+    """
+    z = torch.log_softmax(logits, -1)
+    for _ in range(iterations):
+        z = torch.log_softmax(torch.log_softmax(z, -2), -1)
+    return z
 
 
 FLOOR = -1e4  # the logarithm of nothing, where -inf would give NaN gradients

@@ -13,7 +13,7 @@ WIDTH, HEIGHT = 440.0, 236.0
 LEFT, RIGHT, TOP, BOTTOM = 50.0, 428.0, 24.0, 202.0
 MOST_MARKED = 30  # points of a curve that still get marks
 
-Kind = Literal["arm", "start", "median", "lost", "null"]
+Kind = Literal["arm", "start", "median", "lost", "null", "event"]
 DOTTED = ("start", "median")  # which the caption explains, not the legend
 
 
@@ -43,8 +43,8 @@ class Line:
     interval in place of it.
 
     look: number of the arm, which keeps its colour on the whole page. kind: ``arm`` (bold, with marks), ``start`` (the same arm before
-    training, dotted), ``median`` (the same arm, dotted, where the bold curve is a mean), ``lost`` (one diverged run, thin) or ``null``
-    (grey, dashed).
+    training, dotted), ``median`` (the same arm, dotted, where the bold curve is a mean), ``lost`` (one diverged run, thin), ``null``
+    (grey, dashed) or ``event`` (marks alone).
     """
 
     label: str
@@ -108,7 +108,7 @@ def lines(
     x = svg.axis((v for curve in curves for v in curve.x), LEFT, RIGHT, log=wide, pad=0.03)
     y = svg.axis(seen if log else [*seen, *edges], BOTTOM, TOP, log=log)
     parts = [*_frame(x, y, x_label, f"{y_label}, log scale" if log else y_label, whole_x, bool(values))]
-    for kind in ("null", "start", "median", "lost", "arm"):  # what matters most is drawn last
+    for kind in ("null", "start", "median", "lost", "arm", "event"):  # what matters most is drawn last
         chosen = [curve for curve in curves if curve.kind == kind]
         parts += [part for curve in chosen for part in _band(curve, x, y)]
         parts += [part for curve in chosen for part in _curve(curve, x, y)]
@@ -236,6 +236,10 @@ def _pieces(indices: Iterable[int]) -> Iterable[list[int]]:
 
 def _curve(curve: Line, x: svg.Axis, y: svg.Axis) -> Iterable[str]:
     shown = [i for i, v in enumerate(curve.y) if math.isfinite(v) and (v > 0 or not y.log)]
+    if curve.kind == "event":
+        places = [(x(curve.x[i]), y(curve.y[i])) for i in shown]
+        yield svg.marks(places, _shape(curve), f"mark {_colour(curve)}", 4.0)
+        return
     kind = "null" if curve.kind == "null" else f"{curve.kind} {_colour(curve)}"
     for piece in _pieces(shown):
         points = [(x(curve.x[i]), y(curve.y[i])) for i in piece]
@@ -257,8 +261,8 @@ def _band(curve: Line, x: svg.Axis, y: svg.Axis) -> Iterable[str]:
 
 def _key(curve: Line) -> str:
     kind = "null" if curve.kind == "null" else f"{curve.kind} {_colour(curve)}"
-    parts = [svg.line([(0, 5), (26, 5)], kind, _dash(curve))]
-    if curve.kind == "arm":
+    parts = [] if curve.kind == "event" else [svg.line([(0, 5), (26, 5)], kind, _dash(curve))]
+    if curve.kind in ("arm", "event"):
         parts.append(svg.marks([(13, 5)], _shape(curve), f"mark {_colour(curve)}"))
     return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 26 10" aria-hidden="true">{"".join(parts)}</svg>'
 

@@ -79,8 +79,8 @@ def write_run_report(
         "run.html",
         title=title_of(run),
         status=run.status,
-        headline=f"{_headline(run)} {dull}".strip() if run.status != "running" else _headline(run),
-        quality=_quality(record),
+        headline=f"{headline_of(run)} {dull}".strip() if run.status != "running" else headline_of(run),
+        quality=quality_of_run(record),
         cost={k.replace("_", " "): big(v, UNITS.get(k, "")) for k, v in record.cost.items()},
         training=training_figures(arms),
         introduction=INTRODUCTION,
@@ -98,7 +98,7 @@ def write_run_report(
     )
 
 
-def _quality(record: RunRecord) -> Table:
+def quality_of_run(record: RunRecord) -> Table:
     """The last value of what was evaluated, then the nulls of the data."""
     rows = [
         (key, number(series[-1][1], 5), record.units.get(key) or NONE, number(series[-1][0]))
@@ -106,15 +106,15 @@ def _quality(record: RunRecord) -> Table:
         if series and key.startswith(SHOWN)
     ]
     for name, found in nulls_of({"": [record]}).items():
-        rows += [(f"null: {name}", number(value, 5), NULL_UNITS[series], NONE) for series, value in found.items()]
+        rows += [(f"null: {name}", number(value, 5), record.units.get(series) or NULL_UNITS[series], NONE) for series, value in found.items()]
     return Table(("measure", "value", "unit", "step"), rows)
 
 
-def _headline(run: RunFolder) -> str:
+def headline_of(run: RunFolder) -> str:
     result = run.result
     loss, step = result.get("final_loss"), result.get("step")
     if run.status == "done" and loss is not None:
-        return f"validation loss {number(loss, 5)} nats/token after {number(step)} steps."
+        return f"validation loss {number(loss, 5)} {run.units().get('val/loss') or 'nats/token'} after {number(step)} steps."
     if step is None:
         last = max((steps[-1][0] for steps in run.series().values() if steps), default=None)
         return "it has not ended" + (f"; the last step logged is {number(last)}." if last is not None else ".")

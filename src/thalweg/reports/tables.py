@@ -53,7 +53,8 @@ def quality_of(arms: Arms) -> dict[str, str]:
     tasks = sorted(
         {name for records in arms.values() for r in records for name in r.metrics if name.startswith("task/")}
     )
-    quality = {"val/loss": "final loss [nats/token]", "val/bits_per_byte": "bits/byte"}
+    unit = next((r.units["val/loss"] for records in arms.values() for r in records if "val/loss" in r.units), "nats/token")
+    quality = {"val/loss": f"final loss [{unit}]", "val/bits_per_byte": "bits/byte"}
     return quality | {name: name.removeprefix("task/").replace("_", " ") for name in tasks}
 
 
@@ -124,10 +125,16 @@ def unlike(plan: Plan, scale: str, arms: Arms) -> list[str]:
 
 
 # How the name of a null ends -> the logged series beside which it stands; all others are losses.
-BESIDE = {"_bits_per_byte": "val/bits_per_byte", "_accuracy": "task/token_accuracy", "_exact_match": "task/exact_match"}
+BESIDE = {
+    "_bits_per_byte": "val/bits_per_byte",
+    "majority_accuracy": "task/accuracy",
+    "_accuracy": "task/token_accuracy",
+    "_exact_match": "task/exact_match",
+}
 NULL_UNITS = {
     "val/loss": "nats/token",
     "val/bits_per_byte": "bits/byte",
+    "task/accuracy": "share",
     "task/token_accuracy": "share",
     "task/exact_match": "share",
 }

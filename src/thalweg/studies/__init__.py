@@ -1,18 +1,21 @@
 """Studies: plans locked before they run, verdicts by rule, negative results kept."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from thalweg.studies.plan import Arm, Hypothesis, Match, Plan, Scale, load
 
 if TYPE_CHECKING:
     from thalweg.studies.edits.study import EditStudy
+    from thalweg.studies.experiments.study import ExperimentStudy
     from thalweg.studies.judging import StudyVerdict
     from thalweg.studies.locking import Lock
     from thalweg.studies.runner import Study
 
+    AnyStudy: TypeAlias = "Study | EditStudy | ExperimentStudy"
 
-def study(plan_path: str | Path, scale: str, **where) -> "Study | EditStudy":
+
+def study(plan_path: str | Path, scale: str, **where) -> "AnyStudy":
     """A plan of any kind at a scale with its records; ``where`` as in :class:`thalweg.studies.runner.Study`."""
     plan = load(plan_path)
     if isinstance(plan, Plan):
@@ -22,11 +25,15 @@ def study(plan_path: str | Path, scale: str, **where) -> "Study | EditStudy":
     from thalweg.studies.compressed.plan import CompressionPlan
     from thalweg.studies.compressed.study import CompressionStudy
     from thalweg.studies.edits.study import EditStudy
+    from thalweg.studies.experiments.plan import ExperimentPlan
+    from thalweg.studies.experiments.study import ExperimentStudy
 
+    if isinstance(plan, ExperimentPlan):
+        return ExperimentStudy(plan_path, scale, **where)
     return (CompressionStudy if isinstance(plan, CompressionPlan) else EditStudy)(plan_path, scale, **where)
 
 
-def lock(study: "Study | EditStudy") -> "Lock":
+def lock(study: "AnyStudy") -> "Lock":
     """Check a study and lock it. Raises: InputError if it cannot decide, or if another version is locked."""
     from thalweg.studies import locking as locks
     from thalweg.studies.check import check
@@ -37,19 +44,22 @@ def lock(study: "Study | EditStudy") -> "Lock":
     )
 
 
-def run(study: "Study | EditStudy", **options) -> int:
-    """Run what is missing; see :func:`thalweg.studies.runner.run` and :func:`thalweg.studies.edits.study.run_edits`."""
+def run(study: "AnyStudy", **options) -> int:
+    """Run what is missing; see :func:`thalweg.studies.runner.run`, :func:`thalweg.studies.edits.study.run_edits` and
+    :func:`thalweg.studies.experiments.study.run_experiments`.
+    """
     from thalweg.studies.runner import Study
     from thalweg.studies.runner import run as run_study
 
     if isinstance(study, Study):
         return run_study(study, **options)
     from thalweg.studies.edits.study import run_edits
+    from thalweg.studies.experiments.study import ExperimentStudy, run_experiments
 
-    return run_edits(study, **options)
+    return run_experiments(study, **options) if isinstance(study, ExperimentStudy) else run_edits(study, **options)
 
 
-def verdict(study: "Study | EditStudy") -> "StudyVerdict":
+def verdict(study: "AnyStudy") -> "StudyVerdict":
     """Judge a study by the rule of its plan, from its lock and its records alone."""
     from thalweg.errors import InputError
     from thalweg.studies import locking as locks

@@ -58,7 +58,11 @@ def check(plan: "AnyPlan", scale: str, simulations: int = 20_000) -> Check:
         from thalweg.studies.compressed.check import check as check_compressions
         from thalweg.studies.edits.check import check as check_edits
         from thalweg.studies.edits.plan import EditPlan
+        from thalweg.studies.experiments.check import check as check_experiments
+        from thalweg.studies.experiments.plan import ExperimentPlan
 
+        if isinstance(plan, ExperimentPlan):
+            return check_experiments(plan, scale, simulations)
         return (
             check_edits(plan, scale, simulations)
             if isinstance(plan, EditPlan)
@@ -67,7 +71,6 @@ def check(plan: "AnyPlan", scale: str, simulations: int = 20_000) -> Check:
     chosen = plan.at(scale)
     hypotheses, arms = plan.hypotheses_at(scale), plan.arms_at(scale)
     problems, remarks = [], []
-    primary = [h for h in hypotheses if h.primary]
     if not hypotheses:
         problems.append("no hypothesis has all its arms at this scale")
     for h in hypotheses:
@@ -81,12 +84,7 @@ def check(plan: "AnyPlan", scale: str, simulations: int = 20_000) -> Check:
     if chosen.kind == "confirmatory":
         if len(chosen.seeds) < LEAST_SEEDS:
             problems.append(f"a confirmatory plan needs at least {LEAST_SEEDS} seeds, got {len(chosen.seeds)}")
-        if plan.multiplicity == "none" and len(primary) > 1:
-            problems.append(
-                f"{len(primary)} primary hypotheses need a correction; set multiplicity to holm or bonferroni"
-            )
-        if not primary:
-            problems.append("a confirmatory plan needs a primary hypothesis")
+        problems += undecided(plan, hypotheses)
     elif chosen.kind == "exploratory":
         remarks.append("exploratory: nothing can be supported")
     else:
@@ -128,6 +126,16 @@ def powers_of(
         shown = dataclasses.replace(result, effect=h.expected, margin=h.margin, detectable=h.sign() * result.detectable)
         found.append(HypothesisPower(h.id, shown, h.sd_source, h.primary, h.direction))
     return tuple(found)
+
+
+def undecided(plan: "AnyPlan", hypotheses: Sequence[Hypothesis]) -> list[str]:
+    """What a confirmatory plan of any kind lacks to decide its primary hypotheses."""
+    primary = sum(h.primary for h in hypotheses)
+    if not primary:
+        return ["a confirmatory plan needs a primary hypothesis"]
+    if plan.multiplicity == "none" and primary > 1:
+        return [f"{primary} primary hypotheses need a correction; set multiplicity to holm or bonferroni"]
+    return []
 
 
 def underpowered(powers: Sequence[HypothesisPower], kind: str) -> tuple[list[str], list[str]]:

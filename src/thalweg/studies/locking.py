@@ -3,7 +3,7 @@
 import datetime
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from thalweg._version import __version__
 from thalweg.errors import CheckpointError, InputError
@@ -86,6 +86,26 @@ def read(plan_path: str | Path, scale: str) -> Lock:
                 f"{path} is broken: arms.{arm} must be a table, got {resolved!r:.40}; restore it from version control"
             )
     return Lock(**{name: table[name] for name in Lock.__dataclass_fields__})
+
+
+class Lockable(Protocol):
+    """What :func:`require` reads of a study, of whatever kind."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def plan(self) -> Any: ...
+    @property
+    def scale_name(self) -> str: ...
+
+    def lock_tables(self) -> dict[str, dict]: ...
+
+
+def require(study: Lockable) -> None:
+    """That a study is locked and was not changed since. Raises: InputError, CheckpointError for a broken lock."""
+    changed = differences(study.plan, study.scale_name, study.lock_tables(), read(study.path, study.scale_name))
+    if changed:
+        raise InputError(f"{study.path.name}: {'; '.join(changed)}; a changed plan needs a new name and a new lock")
 
 
 def differences(plan: "AnyPlan", scale: str, arms: dict[str, dict[str, Any]], lock: Lock) -> list[str]:

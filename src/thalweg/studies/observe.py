@@ -1,6 +1,7 @@
 """What a record says about a hypothesis: one number per run, or why there is none."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -110,10 +111,14 @@ def _unknown_at(at: str, who: str) -> InputError:
 
 def unlearned(record: RunRecord) -> str:
     """Why a run counts as not having learned, empty if it has: not below the unigram entropy, or what xz reaches on the text."""
-    loss, unigram = record.last("val/loss"), record.nulls.get("unigram_entropy")
+    return why_unlearned(record.last("val/loss"), record.last("val/bits_per_byte"), record.nulls)
+
+
+def why_unlearned(loss: object, bits: object, nulls: Mapping[str, float]) -> str:
+    """The same of a final loss [nats/token] and bits/byte, each None where it was not logged, and the nulls of the data."""
+    unigram, xz = nulls.get("unigram_entropy"), nulls.get("xz_bits_per_byte")
     if _is_number(loss) and _is_number(unigram) and loss >= unigram:
         return f"loss {loss:.3f} is not below the unigram entropy {unigram:.3f}"
-    bits, xz = record.last("val/bits_per_byte"), record.nulls.get("xz_bits_per_byte")
     if _is_number(bits) and _is_number(xz) and bits >= xz:
         return f"{bits:.3f} bits/byte is not below the {xz:.3f} of xz"
     return ""

@@ -17,10 +17,12 @@ from thalweg.errors import InputError, UnknownNameError
 if TYPE_CHECKING:
     from thalweg.studies.compressed.plan import CompressionPlan
     from thalweg.studies.edits.plan import EditPlan
+    from thalweg.studies.experiments.plan import ExperimentPlan
 
-    AnyPlan: TypeAlias = "Plan | EditPlan | CompressionPlan"
+    AnyPlan: TypeAlias = "Plan | EditPlan | CompressionPlan | ExperimentPlan"
 
 PLAN_SCHEMA = 1
+KINDS = ("compression", "experiment")  # that a plan states; those of trained arms and of edits are told by their tables
 _NAME = re.compile(r"[A-Za-z0-9_-]+")  # of arms and scales: they name files and stand in commands
 
 
@@ -210,8 +212,16 @@ def load(path: str | Path) -> "AnyPlan":
 
 
 def parse(table: Mapping[str, Any]) -> "AnyPlan":
-    """A plan from the tables of its TOML file; one of compressions if its ``kind`` says so, else one of edits if it has a table ``subject``."""
+    """A plan from the tables of its TOML file; one of experiments or compressions if its ``kind`` says so, else one of edits if it has a table
+    ``subject``.
+    """
     _plain_values(table, "")
+    if "kind" in table and table["kind"] not in KINDS:
+        raise UnknownNameError("kind of plan", str(table["kind"]), KINDS, more="Plans of trained arms and of edits state none.")
+    if table.get("kind") == "experiment":
+        from thalweg.studies.experiments.plan import parse_experiments
+
+        return parse_experiments(table)
     if "kind" in table:
         from thalweg.studies.compressed.plan import parse_compressions
 

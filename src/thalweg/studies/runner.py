@@ -149,11 +149,7 @@ def run(study: Study, *, jobs: int = 1, say: Say = lambda line: None, limit: int
     jobs: processes side by side, each with the threads that the plan fixes.
     Raises: InputError if the plan is not locked or was changed; Interrupted after Ctrl-C.
     """
-    changed = locks.differences(
-        study.plan, study.scale_name, study.lock_tables(), locks.read(study.path, study.scale_name)
-    )
-    if changed:
-        raise InputError(f"{study.path.name}: {'; '.join(changed)}; a changed plan needs a new name and a new lock")
+    locks.require(study)
     if jobs < 1:
         raise InputError(f"jobs must be at least 1, got {jobs}")
     done = 0

@@ -6,12 +6,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from thalweg.capture.weights import not_finite
 from thalweg.errors import InputError, ProofError, UnknownNameError
-from thalweg.models import ThalwegForCausalLM
+from thalweg.models import Decoder, ThalwegForCausalLM
 from thalweg.models.hf import in_shell
 from thalweg.surgery import text as texts
+from thalweg.surgery.growth_plan import Growth
 from thalweg.surgery.proof import TOLERANCE, Proof, compare, prove
-from thalweg.surgery.source import Source, as_additive, open_source
+from thalweg.surgery.source import Source, as_additive, as_ours, open_source
 from thalweg.surgery.target import options_of, under, wanted
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -26,9 +28,10 @@ class Conversion(NamedTuple):
 
 def convert(
     model: Any,
-    connection: str = "additive",
+    connection: str | None = "additive",
     *,
     options: dict[str, Any] | None = None,
+    growth: Growth | None = None,
     dtype: str = "float32",
     tokenizer: Any = None,
     text: str | Path | None = None,
@@ -40,10 +43,12 @@ def convert(
     """A new model with the weights of ``model`` whose layers write to the stream by ``connection``; the given one is not changed.
 
     model: a decoder of transformers of a known family or of ours with the additive connection, a folder, a name on a hub, or a
-    :class:`Source`. connection: the name of one, or of a recipe (``closed_delta``). options, more: options of the connection; norms come
-    from the model. dtype: ``float32`` (logits equal to 1e-4) or ``float64`` (to 1e-9), of the new model and of the proof. tokenizer, text,
-    tokens, length: what the two are compared on: by default the held-out novel of the shipped corpus, cut by the model's tokenizer into
-    rows of ``length`` tokens; or ``tokens`` [rows length]. allow_drift: return a model that fails its proof too.
+    :class:`Source`. connection: the name of one, or of a recipe (``closed_delta``); None: that of the model, where it is ours whatever it is.
+    options, more: options of the connection; norms come from the model. growth: heads, widths and layers that the result has more of
+    (:class:`thalweg.surgery.Growth`), which change no number either. dtype: ``float32`` (logits equal to 1e-4) or ``float64`` (to 1e-9),
+    of the new model and of the proof. tokenizer, text, tokens, length: what the two are compared on: by default the held-out novel of the
+    shipped corpus, cut by the model's tokenizer into rows of ``length`` tokens; or ``tokens`` [rows length]. allow_drift: return a model
+    that fails its proof too.
 
     Where the connection can start as the additive one it does, and the result is proved equal. Where it cannot (post-norm, DeepNorm,
     Highway, the k-map of Deep Delta Learning) the result is a warm start, and its proof says how far it drifted.
@@ -54,10 +59,21 @@ def convert(
         raise UnknownNameError("value for dtype:", dtype, DTYPES)
     kind = DTYPES[dtype]
     given = {**(options or {}), **more}
-    wanted(connection, given)
+    if connection is not None:
+        wanted(connection, given)
+    elif given:
+        raise InputError(
+            f"{', '.join(sorted(given))} are options of a connection, and none is named; give it or leave them out"
+        )
     source = model if isinstance(model, Source) else open_source(model, tokenizer=tokenizer, dtype=kind)
-    theirs, additive = as_additive(source, kind)
-    name, values = options_of(connection, additive, given)
+    if found := not_finite(source.model):  # else the proof would find the fault in the conversion
+        raise InputError(f"{source.name}: {found}; nothing can be made of it; take other weights or save them anew")
+    kept = connection is None and source.ours is not None
+    if kept and growth is None:
+        raise InputError("nothing would change: name a connection, or say what grows")
+    theirs, additive = as_ours(source, kind) if kept else as_additive(source, kind)
+    if not kept:
+        name, values = options_of(connection or "additive", additive, given)
     vocab, longest, window = (
         additive.config.vocab_size,
         additive.config.max_length,
@@ -70,7 +86,10 @@ def convert(
         if tokens is not None
         else texts.sample(source.tokenizer, vocab, longest, text=text, length=length, window=window)
     )
-    made, equal, notes = under(additive, name, values)
+    made, equal, notes = (additive, True, ()) if kept else under(additive, name, values)
+    if growth is not None:
+        made, grown, words = growth.apply(made, allow_drift=allow_drift)
+        equal, notes = equal and grown, (*notes, *words)
     found, imported = compare(theirs, made, sample, kind), None
     if not equal or not found.difference <= TOLERANCE[kind]:  # whose fault it is, or where the drift begins
         imported = compare(theirs, additive, sample, kind).difference
@@ -128,6 +147,6 @@ def left_behind(source: Source) -> tuple[str, ...]:
     )
 
 
-def shell(source: Source, made: Any) -> ThalwegForCausalLM:
+def shell(source: Source, made: Decoder) -> ThalwegForCausalLM:
     """The decoder in the shell of Hugging Face, with the special tokens of the source."""
     return in_shell(made, **source.settings)

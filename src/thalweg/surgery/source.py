@@ -71,6 +71,13 @@ def _load(where: str, tokenizer: Any, dtype: torch.dtype) -> Source:
     return Source(opened.model, opened.name, kind, opened.tokenizer)
 
 
+def as_ours(source: Source, dtype: torch.dtype) -> tuple[nn.Module, Decoder]:
+    """A model of ours in ``dtype`` as it is, whatever its connection, twice: to compare with and to go on from."""
+    theirs = in_dtype(source.ours, dtype) if source.ours is not None else None
+    assert isinstance(theirs, Decoder)  # the caller has looked
+    return theirs, theirs
+
+
 def as_additive(source: Source, dtype: torch.dtype) -> tuple[nn.Module, Decoder]:
     """The source in ``dtype``, to compare with, and our decoder with the same weights and the additive connection.
 

@@ -38,8 +38,9 @@ def sample(
     text: str | Path | None = None,
     length: int | None = None,
     window: int = 0,
+    rows: int = ROWS,
 ) -> Sample:
-    """The first tokens of ``text`` (a file; None: the novel held out of the shipped corpus) in rows of ``length``.
+    """The first tokens of ``text`` (a file; None: the novel held out of the shipped corpus) in ``rows`` rows of ``length``.
 
     length: tokens of a row (None: 256, or 16 more than the widest ``window`` holds, up to 1040, or what the model takes). Without a
     tokenizer the bytes of the text, modulo the vocabulary, stand for tokens: any ids prove that two models are the same function, but no
@@ -53,18 +54,18 @@ def sample(
     name, content = (f"{HELD_OUT} (shipped)", novels()[HELD_OUT]) if text is None else (Path(text).name, read(text))
     if tokenizer is None:
         cut_by = "bytes modulo the vocabulary; no tokenizer was given"
-        ids = [byte % vocab_size for byte in content.encode()[: ROWS * length]]
+        ids = [byte % vocab_size for byte in content.encode()[: rows * length]]
     else:
         cut_by = type(tokenizer).__name__
-        ids = encode(tokenizer, content, ROWS * length)
-    if len(ids) < ROWS * length:
-        raise InputError(f"{name} has {len(ids)} tokens, {ROWS * length} are compared; give more text or fewer tokens")
+        ids = encode(tokenizer, content, rows * length)
+    if len(ids) < rows * length:
+        raise InputError(f"{name} has {len(ids)} tokens, {rows * length} are compared; give more text or fewer tokens")
     if max(ids) >= vocab_size:
         raise InputError(
             f"the tokenizer gives id {max(ids)}, the model has {vocab_size} tokens; give the tokenizer that it was trained with"
         )
-    rows = torch.tensor(ids[: ROWS * length]).view(ROWS, length)
-    return Sample(rows, name, hashlib.sha256(content.encode()).hexdigest(), cut_by)
+    found = torch.tensor(ids[: rows * length]).view(rows, length)
+    return Sample(found, name, hashlib.sha256(content.encode()).hexdigest(), cut_by)
 
 
 def encode(tokenizer: Any, content: str, count: int) -> list[int]:

@@ -11,6 +11,7 @@ from thalweg.errors import InputError, UnknownNameError
 from thalweg.training import initial
 
 if TYPE_CHECKING:  # importing models loads torch; reading a configuration need not
+    from thalweg.data import Task
     from thalweg.models.config import DecoderConfig
 
 ASPECT = 32  # width per layer of depth
@@ -45,13 +46,15 @@ class TrainConfig:
     layers: sublayers of one layer, in order.
     attention_edit: what is kept of the updates of attention along and across their reference, such as ``value:full:0`` (none: all of it).
     mlp_edit: the same of the feed-forward sublayer, such as ``residual:0`` (none: all of it).
-    model: table of further fields of the decoder, such as ``qk_norm = true``.
+    model: table of further fields of the decoder or encoder, such as ``qk_norm = true``.
     init_from: folder of a model, as ``thalweg convert`` writes it, whose weights the run begins with (none: random weights).
+    growth: table of when heads are added and removed, for ``thalweg grow`` (none: the structure stays as it is).
 
     The data.
     data: name of the task, with its parameters.
     tokenizer: for a text: bpe, byte or the path of a tokenizer.json (none: the task's own).
     vocab_size: entries of a tokenizer that is trained on the text (none: the task's own).
+    objective: what is learned: the next token by a decoder, masked tokens or a classification by an encoder (none: the task's own).
     sequence_length: tokens of one sequence.
     batch_size: sequences of one update, over all ranks and micro-batches.
     accumulation: micro-batches of one update.
@@ -71,6 +74,7 @@ class TrainConfig:
     eps: added to AdamW's denominator.
     weight_decay: decay of matrices; vectors have none.
     clip: largest global gradient norm; 0 clips nothing.
+    dictionary_weight: weight of the loss of dictionaries of prototypes beside that of the task; 0 leaves it out.
 
     The record.
     log_every: steps between two lines of the log.
@@ -114,10 +118,12 @@ class TrainConfig:
     mlp_edit: str | dict[str, Any] | None = None
     model: dict[str, Any] = field(default_factory=dict)
     init_from: str | None = None
+    growth: dict[str, Any] | None = None
     # data
     data: str = "austen"
     tokenizer: str | None = None
     vocab_size: int | None = None
+    objective: Literal["next_token", "masked", "classification"] | None = None
     sequence_length: int = 128
     batch_size: int = 16
     accumulation: int = 1
@@ -135,6 +141,7 @@ class TrainConfig:
     eps: float = 1e-8
     weight_decay: float = 0.1
     clip: float = 1.0
+    dictionary_weight: float = 0.0
     # record
     log_every: int = 1
     eval_every: int = 100
@@ -224,7 +231,20 @@ class TrainConfig:
         """
         from thalweg.models.config import DecoderConfig
 
+        return self._model(DecoderConfig, vocab_size, longest)
+
+    def network(self, task: "Task", longest: int = 0) -> "DecoderConfig":
+        """The configuration of the model that ``task`` asks for: a decoder, or an encoder with its objective. Raises: as :meth:`decoder`."""
+        if task.objective == "next_token":
+            return self.decoder(task.vocab_size, longest)
+        from thalweg.models.encoder_config import EncoderConfig
+
+        asked = {"objective": task.objective, "classes": task.classes}
+        return self._model(EncoderConfig, task.vocab_size, longest, **asked)
+
+    def _model(self, cls: type["DecoderConfig"], vocab_size: int, longest: int, **asked: Any) -> "DecoderConfig":
         values = {
+            **asked,
             "connection": self.connection,
             "connection_options": self.connection_options,
             "depth": self.depth,
@@ -243,16 +263,24 @@ class TrainConfig:
         for key in self.model:
             if key in values:
                 raise InputError(
-                    f"model.{key} is set twice; write {key} at the top level only" if key != "vocab_size" else _VOCAB
+                    f"model.{key} is set twice; write {key} at the top level only"
+                    if key not in (*asked, "vocab_size")
+                    else f"model.{key} follows from the data; set {'data' if key == 'classes' else key} at the top level"
                 )
-        allowed = [f.name for f in dataclasses.fields(DecoderConfig) if f.name not in values]
+        allowed = [f.name for f in dataclasses.fields(cls) if f.name not in values]
         for key in self.model:
             if key not in allowed:
                 raise UnknownNameError("key", f"model.{key}", [f"model.{name}" for name in allowed])
         if "max_length" not in self.model:
-            values["max_length"] = max(_default(DecoderConfig, "max_length"), self.sequence_length, longest)
-        found = config.build(DecoderConfig, {**values, **self.model}, where="model")
-        return found if self.init_from is None else initial.fitted(found, self.init_from, vocab_size)
+            values["max_length"] = max(_default(cls, "max_length"), self.sequence_length, longest)
+        found = config.build(cls, {**values, **self.model}, where="model")
+        if self.init_from is None:
+            return found
+        if not cls.causal:
+            raise InputError(
+                f"init_from begins a run of a decoder, and {self.data} trains an encoder; leave init_from out"
+            )
+        return initial.fitted(found, self.init_from, vocab_size)
 
 
 _POSITIVE = (
@@ -286,11 +314,11 @@ _RANGES = {
     "eps": (0, 1),
     "weight_decay": (0, math.inf),
     "clip": (0, math.inf),
+    "dictionary_weight": (0, math.inf),
     "diverge_factor": (1, math.inf),
     "diverge_rms": (0, math.inf),
     "seed": (0, 2**31 - 1),
 }
-_VOCAB = "model.vocab_size follows from the data; set vocab_size at the top level"
 
 
 def _default(cls: type, name: str) -> Any:

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.connections.base import Site, Stream
-from thalweg.models.decoder import Decoder
 from thalweg.models.retained import Edit, edits_of
 from thalweg.models.trace import StreamTrace
+from thalweg.models.transformer import Transformer
 from thalweg.records import Measurement
 from thalweg.training.optim import EDIT, STREAM, layer_of
 from thalweg.training.parallel import norm, whole
@@ -31,6 +31,12 @@ class Movement:
     def __init__(self, model: nn.Module):
         self.start = {name: whole(p.detach()).clone() for name, p in connection_parameters(model).items()}
 
+    def follow(self, model: nn.Module) -> None:
+        """Go on with a model of another shape: what is new in it, or has another shape, starts now."""
+        now = {name: whole(p.detach()) for name, p in connection_parameters(model).items()}
+        kept = {name: start for name, start in self.start.items() if name in now and now[name].shape == start.shape}
+        self.start = {name: kept[name] if name in kept else value.clone() for name, value in now.items()}
+
     def metrics(self, model: nn.Module, scale: float = 1.0) -> dict[str, float]:
         """Euclidean distance of all of them from their start, the same over the size of the start, and the gradient norm into them.
 
@@ -47,7 +53,7 @@ class Movement:
         }
         return values | ({"moved/connection_relative": distance / size} if size else {})
 
-    def by_layer(self, model: Decoder, step: int) -> list[Measurement]:
+    def by_layer(self, model: Transformer, step: int) -> list[Measurement]:
         """One distance per layer, summed over its sites."""
         layout = model.stream.layout
         parts: dict[int, list[Tensor]] = {}
@@ -59,7 +65,7 @@ class Movement:
             Measurement("connection_distance", norm(x), layer=layer, step=step) for layer, x in sorted(parts.items())
         ]
 
-    def by_coefficient(self, model: Decoder, step: int, scale: float = 1.0) -> list[Measurement]:
+    def by_coefficient(self, model: Transformer, step: int, scale: float = 1.0) -> list[Measurement]:
         """For sites that mix streams: each kind of parameter of each layer by itself, ``branch`` naming it (``mix.bias``).
 
         Its distance from the start, the same over the size of the start where that is not 0, and the norm of the gradient into it before
@@ -98,7 +104,7 @@ def edit_metrics(model: nn.Module, scale: float = 1.0) -> dict[str, float]:
 
 
 @torch.no_grad()
-def retained_by_layer(model: Decoder, step: int) -> list[Measurement]:
+def retained_by_layer(model: Transformer, step: int) -> list[Measurement]:
     """The retained scales that are not fixed: by layer, by head where they are, ``branch`` naming sublayer and part."""
     rows = []
     for site, place in edited_places(model):
@@ -112,7 +118,7 @@ def retained_by_layer(model: Decoder, step: int) -> list[Measurement]:
     return rows
 
 
-def edited_places(model: Decoder) -> list[tuple[Site, Edit]]:
+def edited_places(model: Transformer) -> list[tuple[Site, Edit]]:
     """Every edit with the site that it stands at."""
     found = []
     for site, at, sublayer in zip(model.stream.layout, model.stream.sites, model.sublayers, strict=True):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-EventKind = Literal["start", "step", "evaluation", "checkpoint", "note", "end"]
+EventKind = Literal["start", "step", "evaluation", "checkpoint", "note", "change", "end"]
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ from thalweg.geometry import jacobian
 from thalweg.geometry.mixing_summaries import mixing_measurements
 from thalweg.geometry.stability import spikes, variation
 from thalweg.geometry.summaries import LEAST_SEQUENCES, stream_measurements
-from thalweg.models.decoder import Decoder
 from thalweg.models.look import look
+from thalweg.models.making import make
 from thalweg.models.trace import StreamTrace
+from thalweg.models.transformer import Transformer
 from thalweg.records import Measurements
 from thalweg.training.config import TrainConfig
 from thalweg.training.evaluation import held_out_length
@@ -31,13 +32,13 @@ STATISTICS = {
 }
 
 
-def geometry_of(config: TrainConfig, task: Task) -> Callable[[Decoder, int], Measurements]:
+def geometry_of(config: TrainConfig, task: Task) -> Callable[[Transformer, int], Measurements]:
     """A function that measures a model on at least 16 held-out sequences, the same for every arm: see :func:`measure_model`."""
     batch, split = held_out_batch(config, task), split_of(task)
     return lambda model, step: measure_model(model, batch).stamped(step=step, split=split)
 
 
-def measure_model(model: Decoder, batch: Batch) -> Measurements:
+def measure_model(model: Transformer, batch: Batch) -> Measurements:
     """Every stream measure by depth, the mixing of several streams, the routing to experts, the gradient by depth, and Jacobian spectra."""
     was_training = model.training
     model.eval()
@@ -63,7 +64,7 @@ def held_out_batch(config: TrainConfig, task: Task, sequences: int = LEAST_SEQUE
     """What is measured on, at least as many sequences as a batch of training; fewer than asked where the data does not hold more."""
     split = split_of(task)
     length, wanted = held_out_length(task, split, config), max(sequences, config.batch_size)
-    return task.eval_batches(split, length, wanted, 1)[0]
+    return task.unpadded(split, length, wanted)
 
 
 def held_out_sequences(config: TrainConfig, task: Task) -> Tensor:
@@ -73,20 +74,20 @@ def held_out_sequences(config: TrainConfig, task: Task) -> Tensor:
 
 def split_of(task: Task) -> str:
     """The split that is measured on: the first held-out one."""
-    return next((name for name in task.splits if name != "train"), "train")
+    return next(iter(task.watched), "train")
 
 
-def gates_of(model: Decoder, record) -> dict[str, Tensor]:
+def gates_of(model: Transformer, record) -> dict[str, Tensor]:
     """Gate values of one site of a traced pass."""
     return model.stream.sites[record.site.index].gates(record.state_before, record.context, record.update)
 
 
-def mixing_of(model: Decoder, record) -> Mixing | None:
+def mixing_of(model: Transformer, record) -> Mixing | None:
     """How one site of a traced pass mixed its streams, if it does."""
     return model.stream.sites[record.site.index].mixing(record.state_before, record.context)
 
 
-def jacobian_measurements(model: Decoder, ids: Tensor) -> Measurements:
+def jacobian_measurements(model: Transformer, ids: Tensor) -> Measurements:
     """Singular values of the Jacobian of every site in the state of the last token of ``ids`` [1 t], in float64.
 
     ``jacobian.skip.*``: update, gates and past tokens frozen, the path that theorems speak of. ``jacobian.block.*``: the whole layer,
@@ -149,8 +150,8 @@ def _with_last(state: Tensor, last: Tensor) -> Tensor:
     return torch.cat([state[:, :-1], last[None, None]], 1)
 
 
-def _copy_in_float64(model: Decoder) -> Decoder:
+def _copy_in_float64(model: Transformer) -> Transformer:
     spare = torch.Generator()  # the weights are replaced; the run's own generator must not move
-    twin = Decoder(model.config, generator=spare).to(device=next(model.parameters()).device, dtype=torch.float64)
+    twin = make(model.config, generator=spare).to(device=next(model.parameters()).device, dtype=torch.float64)
     twin.load_state_dict(model.state_dict())
     return twin.eval()

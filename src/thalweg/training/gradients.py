@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_map_only
 from thalweg.connections import StreamSite
 from thalweg.connections.base import State
 from thalweg.geometry.summaries import gradient_measurements
-from thalweg.models.decoder import Decoder
 from thalweg.models.trace import StreamTrace
+from thalweg.models.transformer import Transformer
 from thalweg.records import Measurements
 
 
@@ -23,7 +23,7 @@ class Entered(NamedTuple):
     history: Sequence[Tensor]
 
 
-def gradient_rows(model: Decoder, ids: Tensor, labels: Tensor) -> Measurements:
+def gradient_rows(model: Transformer, ids: Tensor, labels: Tensor) -> Measurements:
     """The norm of the gradient of the loss in the state that enters each site, and in each earlier state that the connection keeps there.
 
     No parameter gets a gradient from this.
@@ -38,7 +38,7 @@ def gradient_rows(model: Decoder, ids: Tensor, labels: Tensor) -> Measurements:
     return gradient_measurements(sites, [newest for newest, _ in gradients], [history for _, history in gradients])
 
 
-def entering(model: Decoder, ids: Tensor, labels: Tensor) -> tuple[Tensor, list[Entered]]:
+def entering(model: Transformer, ids: Tensor, labels: Tensor) -> tuple[Tensor, list[Entered]]:
     """The loss, and for each site the tensors of the state that entered it, each used there and after and nowhere else.
 
     One tensor that a state holds twice, or that several sites are handed on unchanged, is several: the derivative in one does not hold

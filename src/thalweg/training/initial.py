@@ -11,7 +11,7 @@ from thalweg.records.jsonl import read_object
 
 if TYPE_CHECKING:  # reading a configuration loads no torch
     from thalweg.models.config import DecoderConfig
-    from thalweg.models.decoder import Decoder
+    from thalweg.models.transformer import Transformer
 
 # Fields of a decoder that a run may choose for itself: they change no weight that the model has.
 OWN = ("max_length", "gradient_checkpointing")  # never taken from the model
@@ -78,7 +78,7 @@ def fitted(config: "DecoderConfig", folder: str | Path, vocab_size: int) -> "Dec
     return config
 
 
-def load(decoder: "Decoder", folder: str | Path) -> None:
+def load(decoder: "Transformer", folder: str | Path) -> None:
     """Give ``decoder`` the weights of the model in ``folder``. Raises: CheckpointError."""
     import torch
 

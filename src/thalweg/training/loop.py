@@ -6,10 +6,12 @@ from contextlib import suppress
 
 from thalweg import config as configs
 from thalweg.errors import InputError, ThalwegError
-from thalweg.models.decoder import Decoder
+from thalweg.models.making import kind_of
+from thalweg.models.transformer import Transformer
 from thalweg.records import RunFolder
 from thalweg.records.measurements import Measurement
 from thalweg.training import checkpoint
+from thalweg.training.changing import Change, Changer
 from thalweg.training.cost import Meter, train_flops
 from thalweg.training.diagnostics import largest
 from thalweg.training.divergence import DivergenceRule
@@ -22,10 +24,9 @@ from thalweg.training.resumption import check_state, differences, environment, s
 from thalweg.training.signals import Interrupted, StopRequests
 from thalweg.training.trajectory import RunTrajectory
 
-Measure = Callable[[Decoder, int], Iterable[Measurement]]
+Measure = Callable[[Transformer, int], Iterable[Measurement]]
 CALLER = "the caller asked"
 UNITS = {
-    "train/loss": "nats/token",
     "train/tokens_per_second": "tokens/s",
     "train/step_time": "s",
     "train/peak_memory": "bytes",
@@ -43,8 +44,10 @@ class Loop:
         stop: Callable[[], bool] | None,
         measure: Measure | None,
         on_event: Listener | None,
+        changer: Changer | None = None,
     ):
         self.engine, self.folder, self.requests, self.stop, self.measure = engine, folder, requests, stop, measure
+        self.changer = changer
         self.config, self.ranks = engine.config, engine.ranks
         self.on_event = on_event if self.ranks.first else None
         self.steps = self.config.total_steps
@@ -70,6 +73,8 @@ class Loop:
                 text=f"{self.engine.parameters:,} parameters on {self.engine.device}, {self.ranks.world} process(es)",
             )
             if self.saved_step is None:
+                if self.changer is not None:
+                    self.changed(self.changer.begin())
                 self.evaluate()
                 self.take_measures()
                 self.meter.restart_peak()  # what measuring took is not what training takes
@@ -106,6 +111,8 @@ class Loop:
             if reason is not None:
                 self.log_stability()
                 return self.finish("diverged", reason)
+            if self.changer is not None:
+                self.changed(self.changer.look(self.step, last=self.step == self.steps))
             if due:
                 self.evaluate()
             if self.step == self.steps:
@@ -116,14 +123,27 @@ class Loop:
                 self.save()
             if asked and self.step < self.steps:
                 return self.interrupt(asked)
+        if self.changer is not None and self.ranks.first:
+            self.changer.end(self.folder)
         return self.finish("done")
+
+    def changed(self, change: Change | None) -> None:
+        """Record a look at the structure at once, and say what it did."""
+        if change is None:
+            return
+        self.log(change.values)
+        self.add_measures(change.rows)
+        if self.changer is not None and self.ranks.first:
+            self.changer.write(self.folder)
+        for line in change.lines:
+            self.tell("change", text=line)
 
     # what is recorded
 
     def log(self, values: Mapping[str, float]) -> None:
         if self.ranks.first:
             for name, value in values.items():
-                self.folder.log(self.step, name, value, UNITS.get(name) or unit_of(name))
+                self.folder.log(self.step, name, value, UNITS.get(name) or unit_of(name, self.engine.task.unit))
 
     def log_update(self, gradients: Gradients, force: bool) -> None:
         if not force and self.step > 1 and self.step % self.config.log_every:
@@ -202,9 +222,11 @@ class Loop:
             "best": [self.best_loss, self.best_step],
             "train_loss": self.train_loss,
             "evaluation": self.evaluation,
+            **({} if self.changer is None else {"changer": self.changer.state_dict()}),
         }
         manifest = {
             "config": configs.to_plain(self.config),
+            "architecture": kind_of(self.engine.model.config),
             "model": configs.to_plain(self.engine.model.config),
             "data": self.engine.task.describe(),
             "best_step": self.best_step,
@@ -230,9 +252,12 @@ class Loop:
             same_data(saved.manifest["data"], self.engine.task.describe(), saved.path)
             different = differences(saved.manifest["environment"], self.environment)
         state = saved.state()
+        changes = state.pop("changer", None)
         check_state(state, saved.path / checkpoint.STATE)
         with checkpoint.understood(saved.path / checkpoint.STATE):
             self.engine.load(saved, state)
+            if self.changer is not None:
+                self.changer.load_state_dict({} if changes is None else changes)
             self.rule.load_state_dict(state["rule"])
             self.meter.load_state_dict(state["meter"])
             self.best_loss, self.best_step = state["best"]
@@ -241,6 +266,8 @@ class Loop:
         if self.ranks.first:
             self.folder.restart()
             self.folder.truncate_after(self.step)
+            if self.changer is not None:
+                self.changer.write(self.folder)
         lost = self.trajectory.resume(self.step)
         if lost:
             self.note_all([lost])
@@ -262,7 +289,8 @@ class Loop:
             return result
         self.ranks.wait()  # all of them raise, and no rank waits for another after an error
         raise Interrupted(
-            f"interrupted ({asked}) after step {self.step} of {self.steps}; saved, go on with: thalweg train --resume {self.folder.path}"
+            f"interrupted ({asked}) after step {self.step} of {self.steps}; saved, go on with: "
+            f"thalweg {'train' if self.changer is None else 'grow'} --resume {self.folder.path}"
         )
 
     def finish(self, status: str, reason: str = "") -> RunResult:

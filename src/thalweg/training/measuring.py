@@ -1,21 +1,23 @@
 """A trained run measured again: its checkpoint, on held-out data of its own task, with its mixing replaced."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from thalweg import data
-from thalweg.data import scored_tokens
-from thalweg.errors import InputError
+from thalweg.errors import InputError, UnknownNameError
 from thalweg.geometry.summaries import LEAST_SEQUENCES
 from thalweg.records import Measurements, RunFolder
 from thalweg.training.config import from_table
 from thalweg.training.determinism import derive_seed, pick_device, reproducible
-from thalweg.training.engine import load_decoder
-from thalweg.training.evaluation import held_out_length
+from thalweg.training.engine import load_model
+from thalweg.training.evaluation import evaluate_split, held_out_length
 from thalweg.training.geometry import held_out_batch, measure_model, split_of
+from thalweg.training.parallel import Ranks, Wrapped
 from thalweg.training.replacing import PARTS, replacements
 from thalweg.training.resumption import same_data
+from thalweg.training.tasks import load_task
 
 TOKENS = 4096  # that are measured on unless it is said otherwise
 
@@ -52,10 +54,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Measured:
-    """The rows, what they were measured on, and the held-out loss [nats/token] over the same sequences."""
+    """The rows, what they were measured on, and the held-out loss over the same sequences, in ``unit``."""
 
     plan: Plan
     loss: float
+    unit: str
     rows: Measurements
 
 
@@ -79,9 +82,9 @@ def measure_run(
     if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
         raise InputError(f"tokens must be a whole number of at least 1, got {tokens!r}")
     folder = RunFolder.open(run)
-    model, manifest = load_decoder(folder.path, which)
+    model, manifest = load_model(folder.path, which)
     config = from_table(folder.config)
-    task = data.load(config.data, tokenizer=config.tokenizer, vocab_size=config.vocab_size, cache_dir=cache_dir)
+    task = load_task(config, cache_dir)
     same_data(manifest["data"], task.describe(), folder.path)
     split = split_of(task)
     length = held_out_length(task, split, config)
@@ -96,7 +99,7 @@ def measure_run(
             f"{task.name} holds {found} held-out sequences of {length} tokens, {LEAST_SEQUENCES} are needed for a spread; "
             "measure a run with more data or shorter sequences"
         )
-    if not sum(scored_tokens(batch["labels"]) for batch in batches):
+    if not sum(map(task.scored, batches)):
         raise InputError(f"the held-out sequences of {task.name} have no scored token: there is no loss to measure")
     traced, mixing = held_out_batch(config, task), sum(site.mixes for site in model.stream.sites)
     passes = 2 * (mixing + PARTS) if mixing else 0
@@ -109,6 +112,39 @@ def measure_run(
     with reproducible(derive_seed(config.seed, 2), device, config.threads):
         model = model.to(device)
         rows = measure_model(model, traced)
-        replaced = replacements(model, batches, on_pass)
+        replaced = replacements(model, batches, on_pass, unit=task.unit)
         rows.extend(replaced.rows)
-    return Measured(plan, replaced.plain.mean, rows.stamped(step=plan.step, split=split))
+    return Measured(plan, replaced.plain.mean, task.unit, rows.stamped(step=plan.step, split=split))
+
+
+def evaluate_run(
+    run: str | Path, split: str = "test", *, which: str | int = "best", cache_dir: str | Path | None = None
+) -> dict[str, Any]:
+    """The loss of a checkpoint of a run over a whole split of its task, and what else the task measures, with its nulls.
+
+    split: ``test`` where there is one, which training does not look at; ``valid``, ``train`` ... which: ``best`` (by the validation loss),
+    ``last`` or a step. Returns plain values: ``step``, ``split``, ``sequences``, ``unit`` (of the loss), ``metrics`` (``loss``, and for a
+    classification ``accuracy`` with its Wilson interval) and ``nulls``. Nothing is written.
+    Raises: UnknownNameError for a split that the task does not have; InputError, CheckpointError.
+    """
+    folder = RunFolder.open(run)
+    model, manifest = load_model(folder.path, which)
+    config = from_table(folder.config)
+    task = load_task(config, cache_dir)
+    same_data(manifest["data"], task.describe(), folder.path)
+    if split not in task.splits:
+        raise UnknownNameError("split", split, task.splits)
+    device = pick_device(config.device)
+    with reproducible(derive_seed(config.seed, 2), device, config.threads):
+        wrapped = Wrapped(model.to(device), Ranks(), config.parallel)
+        found = evaluate_split(wrapped, task, split, "", config, device, nullcontext, whole=True)
+    return {
+        "run": str(folder.path),
+        "data": task.name,
+        "step": manifest["step"],
+        "split": split,
+        "sequences": len(task.eval_batches(split, held_out_length(task, split, config))),
+        "unit": task.unit,
+        "metrics": {name.partition("/")[2]: value for name, value in found.items()},
+        "nulls": task.nulls_of(split),
+    }

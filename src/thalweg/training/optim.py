@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from thalweg.connections.base import GroupHint
 from thalweg.errors import CheckpointError, InputError
+from thalweg.models.sublayers.prototypes import dictionaries
 from thalweg.training.parallel import like
 
 OptimizerKind = Literal["adamw", "muon", "sgd"]
@@ -23,6 +24,8 @@ KEPT = {
 }  # of each parameter
 HIDDEN = re.compile(r"blocks\.\d+\.")  # the sublayers' own weights
 EDIT = re.compile(r"\.edit\.(parallel|perpendicular)\.")  # learned scales of edits
+# Of the learning rate, in dictionaries of prototypes that learn from their own loss; the weights of the network have 1.
+TIME_SCALES = {"prototypes": 10.0, "log_temperature": 0.1}
 
 
 @dataclass(frozen=True)
@@ -50,25 +53,34 @@ def hint_of(name: str, hints: Mapping[str, GroupHint]) -> GroupHint:
     return GroupHint()
 
 
+def dictionary_scales(model: nn.Module) -> dict[str, float]:
+    """The factor on the learning rate of every parameter that belongs to a dictionary of prototypes, by its name in ``model``."""
+    return {f"{name}.{kind}": factor for name, _ in dictionaries(model) for kind, factor in TIME_SCALES.items()}
+
+
 def make_groups(
     parameters: Iterable[tuple[str, nn.Parameter]],
     hints: Mapping[str, GroupHint],
     *,
     optimizer: OptimizerKind = "adamw",
     weight_decay: float = 0.1,
+    scales: Mapping[str, float] | None = None,
 ) -> list[Group]:
     """Sort named parameters into groups.
 
     Matrices (two axes or more) decay and vectors do not, unless a hint of the stream says otherwise. With ``muon`` the two-axis
     weights of the blocks move by Muon; embeddings, vectors and everything that belongs to the stream stay with AdamW, because an
     orthogonalised step has no meaning for a gate. With ``sgd`` everything moves by it.
-    Learned scales of edits have a group of their own, which does not decay.
+    Learned scales of edits have a group of their own, which does not decay. scales: factors on the learning rate of parameters, by name;
+    those do not decay either, and stay with AdamW where others move by Muon.
     """
     groups: dict[tuple[OptimizerKind, float, float, bool], list[str]] = {}
     for name, parameter in parameters:
         if not parameter.requires_grad:
             continue
         hint = hint_of(name, hints)
+        if scales and name in scales:
+            hint = GroupHint(lr_mul=scales[name], weight_decay=0.0)
         decay = hint.weight_decay
         if decay is None:
             decay = weight_decay if parameter.ndim >= 2 else 0.0

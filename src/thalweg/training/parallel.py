@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
-from thalweg.models.decoder import Decoder
 from thalweg.models.sublayers.moe import Router
+from thalweg.models.transformer import Transformer
 
 ParallelKind = Literal["ddp", "fsdp"]
 SITE_VERBS = ("read", "write", "advance")
@@ -106,7 +106,7 @@ def process_group(device: torch.device) -> Iterator[Ranks]:
 class Wrapped:
     """A model as the ranks hold it. ``model`` is the bare one, whose parameters train; calling this object runs it for training."""
 
-    def __init__(self, model: Decoder, ranks: Ranks, kind: ParallelKind, *, bfloat16: bool = False):
+    def __init__(self, model: Transformer, ranks: Ranks, kind: ParallelKind, *, bfloat16: bool = False):
         self.model, self.ranks = model, ranks
         self.kind: ParallelKind | None = kind if ranks.world > 1 else None
         self._call: nn.Module = model
@@ -135,8 +135,8 @@ class Wrapped:
         return self.ranks.collect(sums) if self.kind == "ddp" else [sums]
 
 
-def shard(model: Decoder, *, bfloat16: bool = False) -> None:
-    """FSDP2 for a decoder: the sites of its stream first, then its blocks, then what is left.
+def shard(model: Transformer, *, bfloat16: bool = False) -> None:
+    """FSDP2 for a model: the sites of its stream first, then its blocks, then what is left.
 
     Sites keep their parameters in float32 and whole once gathered: their ``read``, ``write`` and ``advance`` are registered because FSDP
     acts on ``forward`` only, and they cast inside by themselves. Blocks gather in bfloat16 where asked, which is what autocast would make

@@ -5,7 +5,6 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from thalweg import data
 from thalweg.data import Task
 from thalweg.models.size import readable, size_of
 from thalweg.training.config import TrainConfig
@@ -14,6 +13,7 @@ from thalweg.training.determinism import derive_seed, pick_device, reproducible
 from thalweg.training.engine import Engine
 from thalweg.training.evaluation import held_out_length
 from thalweg.training.parallel import Ranks
+from thalweg.training.tasks import load_task
 
 PROBE_STEPS = 3  # timed updates after one that warms up
 LONG_STEP = 10.0  # seconds; a first update that takes longer is the estimate itself
@@ -87,10 +87,10 @@ def plan_of(
     Raises: InputError as training would.
     """
     if task is None:
-        task = data.load(config.data, tokenizer=config.tokenizer, vocab_size=config.vocab_size, cache_dir=cache_dir)
+        task = load_task(config, cache_dir)
     device = pick_device(config.device)
     longest = max(held_out_length(task, split, config) for split in task.splits)
-    model = config.decoder(task.vocab_size, longest)
+    model = config.network(task, longest)
     size = size_of(model, length=config.sequence_length)
     world = int(os.environ.get("WORLD_SIZE", "1"))
     rows = max(config.batch_size // (config.accumulation * world), 1)

@@ -38,6 +38,8 @@ class Progress:
             self._say(f"step {event.step}: " + "  ".join(f"{name} {value:.4f}" for name, value in event.values.items()))
         elif event.kind == "note":
             self._say(f"note: {event.text}")
+        elif event.kind == "change":
+            self._say(event.text)
         elif event.kind == "end":
             self._close()
             self._say(f"step {event.step}: {event.text}")

@@ -2,38 +2,21 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from thalweg.connections import StreamSite
 from thalweg.data import Batch
-from thalweg.data.task import IGNORED
 from thalweg.geometry.rows import dtype_of, place_of
 from thalweg.geometry.streams import loss_change
-from thalweg.models.decoder import Decoder
 from thalweg.models.trace import StreamTrace
-from thalweg.ops.precision import wide
+from thalweg.models.transformer import Losses, Transformer
 from thalweg.records import Measurements
 
 PARTS = 3  # of the network, beside every site by itself
 NULL = {"null": 0.0, "null_kind": "nothing replaced"}
-
-
-@dataclass(frozen=True)
-class Losses:
-    """Summed nats and scored tokens of every sequence [sequences], float64."""
-
-    nats: Tensor
-    scored: Tensor
-
-    @property
-    def mean(self) -> float:
-        """Nats per scored token."""
-        return (self.nats.sum() / self.scored.sum()).item()
 
 
 class Replaced(NamedTuple):
@@ -44,29 +27,36 @@ class Replaced(NamedTuple):
 
 
 @torch.no_grad()
-def losses_of(model: Decoder, batches: Sequence[Batch], look: Callable[[StreamTrace], None] | None = None) -> Losses:
-    """The loss of every sequence of ``batches``; ``look`` is shown the trace of each batch."""
+def losses_of(
+    model: Transformer, batches: Sequence[Batch], look: Callable[[StreamTrace, Batch], None] | None = None
+) -> Losses:
+    """The loss of every sequence of ``batches``; ``look`` is shown the trace of each batch, and the batch."""
     device = next(model.parameters()).device
     nats, scored = [], []
     for batch in batches:
         trace = None if look is None else StreamTrace()
-        labels = batch["labels"].to(device)
-        logits = model(batch["input_ids"].to(device), trace=trace).logits[:, :-1]
-        each = F.cross_entropy(wide(logits).mT, labels[:, 1:], ignore_index=IGNORED, reduction="none")
-        nats.append(each.double().sum(-1).cpu())
-        scored.append((labels[:, 1:] != IGNORED).sum(-1).double().cpu())
+        inputs = {name: values.to(device) for name, values in batch.items()}
+        labels = inputs.pop("labels")
+        each = model.losses(model(**inputs, trace=trace).logits, labels)
+        nats.append(each.nats.cpu())
+        scored.append(each.scored.cpu())
         if look is not None and trace is not None:
-            look(trace)
+            look(trace, batch)
     return Losses(torch.cat(nats), torch.cat(scored))
 
 
 def replacements(
-    model: Decoder, batches: Sequence[Batch], on_pass: Callable[[int, int], None] | None = None
+    model: Transformer,
+    batches: Sequence[Batch],
+    on_pass: Callable[[int, int], None] | None = None,
+    *,
+    unit: str = "nats/token",
 ) -> Replaced:
     """The change in loss for each replacement, of every site, the first third, the last third and all layers.
 
-    ``identity`` and ``token_mean`` (of the unchanged pass, over all tokens of ``batches``) take the place of the matrices of the sites
+    ``identity`` and ``token_mean`` (of the unchanged pass, over all real tokens of ``batches``) take the place of the matrices of the sites
     concerned; all else stays. The interval is two standard errors over sequences. on_pass: told how many passes are done, of how many.
+    unit: of the loss.
     A model that mixes no streams has no rows.
     """
     sites: list[StreamSite] = [site for site in model.stream.sites if site.mixes]
@@ -75,15 +65,17 @@ def replacements(
         return Replaced(rows, losses_of(model, batches))
     means: dict[int, Tensor] = {}
     dtypes: dict[int, torch.dtype] = {}
-    tokens = sum(batch["input_ids"].numel() for batch in batches)
+    tokens = sum(int(_real(batch).sum()) for batch in batches)
 
-    def add(trace: StreamTrace) -> None:
+    def add(trace: StreamTrace, batch: Batch) -> None:
+        real = _real(batch)
         for site in sites:
             record = trace.records[site.site.index]
             mixing = site.mixing(record.state_before, record.context)
             assert mixing is not None  # it mixes
             dtypes[site.site.index] = mixing.mix.dtype
-            total = mixing.mix.double().sum((0, 1)) / tokens
+            mix = mixing.mix.double()
+            total = mix.masked_fill(~real.to(mix.device)[..., None, None], 0.0).sum((0, 1)) / tokens
             means[site.site.index] = means.get(site.site.index, 0) + total
 
     plain = losses_of(model, batches, add)
@@ -96,7 +88,7 @@ def replacements(
             changed = losses_of(model, batches)
         change = loss_change(plain.nats, changed.nats, plain.scored)
         fields = {
-            "unit": "nats/token",
+            "unit": unit,
             "n": len(plain.nats),
             "dtype": dtype_of(next(iter(used.values()))),
             **place,
@@ -121,6 +113,11 @@ def forced(matrices: dict[StreamSite, Tensor]) -> Iterator[None]:
     finally:
         for site in matrices:
             site.force_mix(None)
+
+
+def _real(batch: Batch) -> Tensor:
+    """Where a batch holds a token and no padding [b t]."""
+    return batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
 
 
 def _matrix(mean: Tensor, kind: str) -> Tensor:

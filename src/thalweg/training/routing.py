@@ -4,14 +4,14 @@ import torch
 
 from thalweg.geometry.routing import dropped, max_over_mean, router_entropy
 from thalweg.geometry.rows import place_of
-from thalweg.models.decoder import Decoder
 from thalweg.models.sublayers import MixtureOfExperts
 from thalweg.models.trace import StreamTrace
+from thalweg.models.transformer import Transformer
 from thalweg.records import Measurements
 
 
 @torch.no_grad()
-def routing_measurements(model: Decoder, trace: StreamTrace) -> Measurements:
+def routing_measurements(model: Transformer, trace: StreamTrace) -> Measurements:
     """Load, entropy and dropped choices of every site with experts, over all tokens of the pass. Raises: InputError for scores of NaN."""
     rows = Measurements()
     for record, layer in zip(trace.records, model.sublayers, strict=True):

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from thalweg import config as configs
-from thalweg import data
 from thalweg.data import Task
+from thalweg.errors import InputError
 from thalweg.geometry.summaries import LEAST_SEQUENCES
 from thalweg.records import RunFolder
 from thalweg.records.run import LOCK
 from thalweg.training import initial
+from thalweg.training.changing import Changer
 from thalweg.training.config import TrainConfig
 from thalweg.training.determinism import derive_seed, pick_device, reproducible
 from thalweg.training.engine import Engine
@@ -22,6 +23,7 @@ from thalweg.training.parallel import process_group
 from thalweg.training.result import RunResult
 from thalweg.training.resumption import same_config
 from thalweg.training.signals import StopRequests
+from thalweg.training.tasks import load_task
 
 ENDED = ("done", "diverged")
 
@@ -38,6 +40,7 @@ def train(
     cache_dir: str | Path | None = None,
     arm: str = "",
     plan_hash: str = "",
+    changer: Changer | None = None,
 ) -> RunResult:
     """Train a model in the new folder ``run``, or go on with the run that is there.
 
@@ -46,11 +49,16 @@ def train(
     on_event: hears what happens (progress, trackers); on the first rank only. stop: asked after each update; True ends the run as
     ``interrupted``. measure: gives measurements of the model at a step; called at the start, every ``measure_every`` steps and at the end
     (default: the geometry of the stream; where that cannot be had the record says why). task: the data, loaded already (default: what the
-    configuration names, with its cache in ``cache_dir``). arm, plan_hash: written into the record.
+    configuration names, with its cache in ``cache_dir``). arm, plan_hash: written into the record. changer: changes the structure of the
+    model on the way, which a configuration with ``growth`` needs (:func:`thalweg.growth.grow` gives it).
     Divergence is a result, not an error.
     Raises: InputError for what cannot be trained; CheckpointError for a checkpoint that is damaged, foreign or of another configuration,
     or cannot be written; Interrupted after SIGINT or SIGTERM, once the step is finished and saved (a second signal acts at once).
     """
+    if config.growth is not None and changer is None:
+        raise InputError(
+            "this configuration has a table growth: the model grows while it trains, by thalweg grow; or leave the table out"
+        )
     device = pick_device(config.device)
     with (
         process_group(device) as ranks,
@@ -67,11 +75,13 @@ def train(
                 return RunResult.from_plain(folder.result, folder.path / "run.json")
         if task is None:
             ranks.first_does(
-                lambda: _load(config, cache_dir) and None
+                lambda: load_task(config, cache_dir) and None
             )  # fills the cache before the other ranks read it
-            task = _load(config, cache_dir)
+            task = load_task(config, cache_dir)
         engine = Engine(config, task, device, ranks)
-        notes = list(task.notes)
+        if changer is not None:
+            changer.attach(engine)
+        notes = list(task.notes_at(config.sequence_length))
         if measure is None and config.geometry:
             missing = _why_no_geometry(engine)
             measure = None if missing else geometry_of(config, task)
@@ -84,7 +94,7 @@ def train(
                     "init_from": {"folder": config.init_from, "sha256": initial.hashes(config.init_from)}
                 }
             folder = ranks.first_does(lambda: _start(run, held, table, where))
-        loop = Loop(engine, folder, requests, stop, measure, on_event)
+        loop = Loop(engine, folder, requests, stop, measure, on_event, changer)
         return loop.run(resume, notes)
 
 
@@ -107,7 +117,3 @@ def _why_no_geometry(engine: Engine) -> str:
     if len(found) < LEAST_SEQUENCES:
         return f"{engine.task.name} holds {len(found)} held-out sequences of {found.shape[1]} tokens, {LEAST_SEQUENCES} are needed"
     return ""
-
-
-def _load(config: TrainConfig, cache_dir: str | Path | None) -> Task:
-    return data.load(config.data, tokenizer=config.tokenizer, vocab_size=config.vocab_size, cache_dir=cache_dir)

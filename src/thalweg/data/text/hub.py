@@ -3,7 +3,7 @@
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +23,7 @@ class DatasetSource:
     """A dataset of the hub (``where`` is its name) or of local files (a path).
 
     column: of the text (None: ``text``, or the only column of strings). rows: each a document, or each a line of WikiText, whose titles
-    begin documents.
+    begin documents. instead: what needs no hub, for the error.
     """
 
     name: str
@@ -33,6 +33,7 @@ class DatasetSource:
     column: str | None = None
     rows: Literal["documents", "wikitext"] = "documents"
     max_bytes: int | None = None
+    instead: str = "'austen' or text:FILE"
     notes: list[str] = field(default_factory=list)
     known_xz: dict[str, float] | None = None
     split_rule: str = f"the dataset's own validation split, else the first of every {EVERY} documents"
@@ -64,6 +65,30 @@ class DatasetSource:
                 for split, name in (("valid", held_out), ("train", train)):
                     yield from ((split, text) for text in cap_documents(self._texts(splits[name]), self.max_bytes))
         except (ThalwegError, GeneratorExit):
+            raise
+        except Exception as error:  # the library and its transports raise many kinds
+            raise self._readable(error) from error
+
+    def held_out_rows(self, columns: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+        """All rows of the train split and of the validation split, ``train`` and ``valid``, with ``columns``.
+
+        Raises: OfflineError, MissingExtraError, InputError; each names the dataset.
+        """
+        try:
+            splits = self._open()
+            held_out = next((name for name in VALID_NAMES if name in splits), None)
+            if "train" not in splits or held_out is None:
+                raise InputError(
+                    f"{self.name} needs a train and a validation split, it has {', '.join(splits) or 'none'}"
+                )
+            found: dict[str, list[dict[str, Any]]] = {}
+            for split, name in (("train", "train"), ("valid", held_out)):
+                found[split] = list(splits[name])
+                for row in found[split][:1]:
+                    if missing := [column for column in columns if column not in row]:
+                        raise InputError(f"{self.name} has no column {missing[0]!r}; it has {', '.join(row)}")
+            return found
+        except ThalwegError:
             raise
         except Exception as error:  # the library and its transports raise many kinds
             raise self._readable(error) from error
@@ -143,7 +168,7 @@ class DatasetSource:
         ):
             why = "HF_HUB_OFFLINE is set and nothing is cached" if is_offline() else said
             return OfflineError(
-                f"{self.name} needs the Hugging Face hub, which cannot be reached ({why}); connect once, or use 'austen' or text:FILE"
+                f"{self.name} needs the Hugging Face hub, which cannot be reached ({why}); connect once, or use {self.instead}"
             )
         return InputError(f"{self.name} cannot be read: {said}")
 

@@ -20,8 +20,8 @@ class TokenView:
     """What the sublayers of one call share.
 
     cos, sin [b t w/2]: rotary angles of the tokens of this call; None with learned positions. allowed [b or 1, 1, t, p+t], True where a
-    token may look; None: plain causal attention over the tokens of this call. real [b t], True where a token is no padding; None: all are.
-    windowed: by window size, the same for the layers that see so many tokens only.
+    token may look; None: plain causal attention over the tokens of this call, in an encoder attention over all of them. real [b t], True
+    where a token is no padding; None: all are. windowed: by window size, the same for the layers that see so many tokens only.
     """
 
     cos: Float[Tensor, "b t half"] | None

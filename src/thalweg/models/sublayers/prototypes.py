@@ -1,7 +1,7 @@
 """Dictionaries of prototypes inside a network: in place of the feed-forward block, or one per head before attention's output projection."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -125,17 +125,21 @@ class PrototypeLayer(nn.Module):
         return DictionaryLoss(fit, variance, mean(found.entropy), temperature, count)
 
     @torch.no_grad()
-    def start_from(self, x: Float[Tensor, "*b w"], generator: torch.Generator | None = None) -> None:
+    def start_from(
+        self, x: Float[Tensor, "*b w"], generator: torch.Generator | None = None, *, heads: Sequence[int] | None = None
+    ) -> None:
         """Prototypes by k-means++ on these tokens; temperature lambda_max(C) / w: a quarter of the critical one, half of it detached.
 
-        Raises: InputError for fewer tokens than prototypes, for tokens that are not finite or all one vector.
+        heads: whose dictionaries start (None: all). Raises: InputError for fewer tokens than prototypes, for tokens that are not finite or
+        all one vector.
         """
-        tokens = self.tokens(x)
-        heads, count = self.prototypes.shape[:2]
+        chosen = list(range(len(self.prototypes))) if heads is None else list(heads)
+        tokens, count = self.tokens(x)[chosen], self.prototypes.shape[1]
         check_tokens(tokens, count)
-        for head in range(heads):
-            self.prototypes[head].copy_(kmeans_plus_plus(tokens[head], count, generator))
-        self.log_temperature.copy_((largest_variance(tokens) / self.width).log().clamp(*LOG_TEMPERATURE))
+        temperatures = (largest_variance(tokens) / self.width).log().clamp(*LOG_TEMPERATURE)
+        for i, head in enumerate(chosen):
+            self.prototypes[head].copy_(kmeans_plus_plus(tokens[i], count, generator))
+            self.log_temperature[head] = temperatures[i]
 
     def __getstate__(self):
         return {**self.__dict__, "last": None}  # it holds a graph, which can be neither copied nor pickled
@@ -204,7 +208,7 @@ def start_dictionaries(
 ) -> list[str]:
     """Start every dictionary of ``module`` from what reaches it in ``run()``, in one pass: later ones see what the earlier ones then write.
 
-    Returns their names. Padding takes part as the network passes it on: give text without. Raises: InputError as ``start_from``, by name.
+    Returns their names. Padding is left out where the network says what is padding. Raises: InputError as ``start_from``, by name.
     """
     names = dict(dictionaries(module))
     if not names:
@@ -215,8 +219,9 @@ def start_dictionaries(
         def hook(layer: nn.Module, args: tuple) -> None:
             if name not in started:
                 assert isinstance(layer, PrototypeLayer)
+                real = args[1] if len(args) > 1 else None
                 try:
-                    layer.start_from(args[0], generator)
+                    layer.start_from(args[0] if real is None else args[0][real], generator)
                 except InputError as error:
                     raise InputError(f"{name}: {error}") from None
                 started.append(name)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from thalweg.studies.check import Check, powers_of, underpowered
+from thalweg.studies.check import Check, powers_of, undecided, underpowered
 from thalweg.studies.edits.plan import EditPlan
 from thalweg.studies.plan import Hypothesis
 
@@ -46,16 +46,12 @@ def over_documents(
     hypotheses = plan.hypotheses_at(scale)
     if not hypotheses:
         found.append("no hypothesis has all its arms at this scale")
-    primary = [h for h in hypotheses if h.primary]
     if chosen.kind == "confirmatory":
         if chosen.documents < LEAST_DOCUMENTS:
             found.append(
                 f"a confirmatory plan over documents needs at least {LEAST_DOCUMENTS} documents, got {chosen.documents}"
             )
-        if plan.multiplicity == "none" and len(primary) > 1:
-            found.append(f"{len(primary)} primary hypotheses need a correction; set multiplicity to holm or bonferroni")
-        if not primary:
-            found.append("a confirmatory plan needs a primary hypothesis")
+        found += undecided(plan, hypotheses)
     remarks.append(
         {
             "confirmatory": "documents of one text resemble each other: an interval over them says nothing about other texts",

@@ -185,11 +185,7 @@ def run_edits(
     A locked plan is checked against its lock first. Every edit is written when it is complete, so that the same command goes on after any
     stop. limit: stop after so many edits. Raises: InputError if the plan is not locked or was changed, or for a record of other weights.
     """
-    changed = locks.differences(
-        study.plan, study.scale_name, study.lock_tables(), locks.read(study.path, study.scale_name)
-    )
-    if changed:
-        raise InputError(f"{study.path.name}: {'; '.join(changed)}; a changed plan needs a new name and a new lock")
+    locks.require(study)
     if jobs != 1:
         raise InputError(
             f"a study of {study.counts} runs one after the other on its one model, got jobs {jobs}; leave it out"

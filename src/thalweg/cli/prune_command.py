@@ -1,0 +1,110 @@
+"""``thalweg prune``: heads of a model taken away for good, named by a person or chosen by a measured score."""
+
+from thalweg.cli.console import emit, say, table
+from thalweg.cli.convert_command import opened
+from thalweg.errors import ExitCode, InputError
+
+EXAMPLES = """examples:
+  thalweg prune SmolLM2 --heads "0:3,1;4:2" -o smaller
+  thalweg prune runs/mgt-d4-s0 --by output --count 4 -o smaller --text novel.txt
+
+--heads names layers and their query heads, from 0. Scores: output (what a head writes), weight (what it could write), energy (its directional
+energy, as growth prunes by), loss (what the model loses without it; one pass a head). The lowest go, one of a layer stays, and heads that
+share keys and values go together. The function changes, unless the heads wrote nothing: loss and KL before and after are on text that
+follows the scored one. The folder that is written holds pruning.json and loads by AutoModelForCausalLM once thalweg is imported.
+
+MODEL is what thalweg convert takes; a model of ours keeps its connection, others become additive ones of ours.
+
+Exit codes: 0 done; 2 cannot be pruned, loaded or written"""
+
+
+def configure(parser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="folder of a model, its name on a hub, or a run")
+    parser.add_argument(
+        "--heads", metavar="WHICH", help='the heads that go, "0:3,1;4:2" for 3 and 1 of layer 0 and 2 of layer 4'
+    )
+    parser.add_argument("--by", metavar="SCORE", help="output, weight, energy or loss: take the lowest, with --count")
+    parser.add_argument("--count", type=int, metavar="N", help="how many query heads go, of all layers together")
+    parser.add_argument("-o", "--output", required=True, metavar="FOLDER", help="new folder for the result")
+    parser.add_argument(
+        "--text", metavar="FILE", help="what heads are scored and models compared on (the held-out shipped novel)"
+    )
+    parser.add_argument("--length", type=int, metavar="N", help="tokens of a row (256, or what the model takes)")
+    parser.add_argument("--dtype", choices=("float32", "float64"), default="float32", help="of the result (float32)")
+    parser.add_argument("--which", choices=("best", "last"), help="checkpoint, of a run (best)")
+
+
+def run(args) -> ExitCode:
+    from thalweg.surgery import prune, save_pruned
+    from thalweg.surgery.folder import check_new
+
+    if not args.model:
+        raise InputError("the model needs a name, got an empty one")
+    heads = None if args.heads is None else parse_heads(args.heads)
+    check_choice(args, heads)
+    folder = check_new(args.output)
+    source = opened(args)
+    say(f"{source.name}: {source.family}, {args.dtype}", quiet=args.quiet)
+
+    def progress(done: int, total: int) -> None:
+        if done and (done == total or done % max(total // 8, 1) == 0):
+            say(f"  scored {done} of {total} passes", quiet=args.quiet)
+
+    made = prune(
+        source,
+        heads,
+        by=args.by,
+        count=args.count,
+        dtype=args.dtype,
+        text=args.text,
+        length=args.length,
+        progress=progress,
+    )
+    save_pruned(made, folder, tokenizer=source.tokenizer)
+    record = made.record
+    if args.json:
+        emit({**record.plain(), "output": str(folder)})
+        return ExitCode.OK
+    if record.scores:
+        gone = {(layer, head) for layer, heads in record.heads.items() for head in heads}
+        rows = [
+            {
+                "layer": score.layer,
+                "heads": ",".join(map(str, score.heads)),
+                "score": f"{score.score:.4g}",
+                "gone": "gone" if (str(score.layer), score.heads[0]) in gone else "",
+            }
+            for score in sorted(record.scores, key=lambda score: score.score)
+        ]
+        table(rows, {"layer": "layer", "heads": "heads", "score": record.by or "", "gone": ""})
+    for line in record.lines():
+        print(line)
+    print(f"in {folder}")
+    return ExitCode.OK
+
+
+def check_choice(args, heads: dict[int, list[int]] | None) -> None:
+    """Raises: InputError, UnknownNameError unless the heads are named, or a score and how many."""
+    from thalweg.errors import UnknownNameError
+    from thalweg.surgery.scoring import SCORES
+
+    if (heads is None) == (args.by is None):
+        raise InputError("say which heads go: --heads WHICH, or --by SCORE with --count N")
+    if (args.by is None) != (args.count is None):
+        raise InputError("--by and --count go together: the N heads of the lowest score")
+    if args.by is not None and args.by not in SCORES:
+        raise UnknownNameError("score", args.by, SCORES)
+
+
+def parse_heads(text: str) -> dict[int, list[int]]:
+    """``0:3,1;4:2`` -> {0: [3, 1], 4: [2]}. Raises: InputError."""
+    found: dict[int, list[int]] = {}
+    for part in text.split(";"):
+        layer, _, numbers = part.strip().partition(":")
+        entries = [number.strip() for number in numbers.split(",")]
+        if not layer.strip().isdecimal() or not all(entry.isdecimal() for entry in entries):
+            raise InputError(f'heads are written LAYER:HEAD,HEAD;LAYER:HEAD, as in "0:3,1;4:2", got {text!r}')
+        if int(layer) in found:
+            raise InputError(f"{text!r} names layer {int(layer)} twice")
+        found[int(layer)] = [int(entry) for entry in entries]
+    return found

@@ -1,0 +1,112 @@
+"""Before a growing run: its first spectrum, the heads that each threshold would give, and what they would cost."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thalweg import config as configs
+from thalweg.data import Task
+from thalweg.growth.forecasting import Forecast, forecast
+from thalweg.growth.options import GrowthOptions
+from thalweg.growth.run import Grower
+from thalweg.models.size import parameters
+from thalweg.training import TrainConfig
+from thalweg.training.cost import train_flops
+from thalweg.training.determinism import derive_seed, pick_device, reproducible
+from thalweg.training.engine import Engine
+from thalweg.training.parallel import Ranks
+from thalweg.training.plan import TrainPlan, plan_of
+from thalweg.training.tasks import load_task
+
+SHARES = (0.02, 0.05, 0.1, 0.2, 0.4)  # thresholds of the table, beside the user's own
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What a threshold would come to, were nothing to move: heads by layer, capped as the run caps them; parameters; training FLOPs per token;
+    seconds of the whole run were it of that shape from the start (None: not timed)."""
+
+    threshold: float
+    heads: tuple[int, ...]
+    capped: bool
+    parameters: int
+    flops_per_token: float
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class GrowthPlan:
+    """training: the plan of the shape that the run starts with. forecast: its first spectrum. predicted: by threshold, ascending; chosen: which
+    of them is the run's. looks: at most so many, in so many seconds."""
+
+    training: TrainPlan
+    forecast: Forecast
+    predicted: tuple[Predicted, ...]
+    chosen: float
+    looks: int
+    look_seconds: float
+
+    @property
+    def lines(self) -> list[str]:
+        """For a person."""
+        found = [*str(self.training).splitlines(), "growth      begins at this shape; its first look:"]
+        found += [f"  {line}" for line in self.forecast.lines()]
+        found.append(
+            "heads by threshold, read off this spectrum (weights and inputs will move; the threshold sets the count):"
+        )
+        found.append(f"  {'threshold':<11}{'heads by layer':<26}{'parameters':>12}{'FLOPs/token':>14}{'time':>10}")
+        for p in self.predicted:
+            mark = " *" if p.threshold == self.chosen else ""
+            heads = " ".join(map(str, p.heads)) + (" (capped)" if p.capped else "")
+            time = "" if p.seconds is None else f"{p.seconds:,.0f} s"
+            found.append(
+                f"  {f'{p.threshold:g}{mark}':<11}{heads:<26}{p.parameters:>12,}{p.flops_per_token:>14,.0f}{time:>10}"
+            )
+        found.append(
+            f"looking     at most {self.looks:,} looks, about {self.looks * self.look_seconds:,.0f} s together (*: this run)"
+        )
+        return found
+
+    def to_plain(self) -> dict[str, Any]:
+        return {
+            "training": configs.to_plain(self.training),
+            "forecast": configs.to_plain(self.forecast),
+            "predicted": configs.to_plain(self.predicted),
+            "threshold": self.chosen,
+            "looks": self.looks,
+            "look_seconds": self.look_seconds,
+        }
+
+
+def plan_growth(
+    config: TrainConfig, *, task: Task | None = None, cache_dir: str | Path | None = None, probe: bool = True
+) -> GrowthPlan:
+    """The plan of a growing run; nothing is written. probe: time a few updates. Raises: InputError as the run would at its start."""
+    task = load_task(config, cache_dir) if task is None else task
+    training = plan_of(config, task=task, probe=probe)
+    device = pick_device(config.device)
+    with reproducible(derive_seed(config.seed, 2), device, config.threads):
+        grower = Grower(config)
+        grower.attach(Engine(config, task, device, Ranks()))
+        grower.ready()
+        found = forecast(grower.network, grower.options, shown=None)
+    options = grower.options
+    shares = sorted({*SHARES, options.threshold})
+    predicted = tuple(_predict(grower, found, options, share, config, training) for share in shares)
+    looks = config.total_steps // options.check_every + 1
+    seconds = sum(layer.seconds for layer in found.layers)
+    return GrowthPlan(training, found, predicted, options.threshold, looks, seconds)
+
+
+def _predict(
+    grower: Grower, found: Forecast, options: GrowthOptions, share: float, config: TrainConfig, training: TrainPlan
+) -> Predicted:
+    wanted = found.heads(share)
+    heads = tuple(
+        max(min(count, options.most_heads), layer.heads) for count, layer in zip(wanted, found.layers, strict=True)
+    )
+    model = grower.network.model.config
+    model = model.replace(layer_heads=tuple(count * grower.network.group for count in heads))
+    flops = train_flops(model, config.sequence_length)
+    seconds = None if training.seconds is None else training.seconds * flops / training.flops_per_token
+    return Predicted(share, heads, heads != wanted, sum(parameters(model).values()), flops, seconds)

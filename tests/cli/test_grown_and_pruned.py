@@ -1,0 +1,159 @@
+"""``thalweg convert --grow-...`` and ``thalweg prune`` from the shell: folders and runs, what they print, what they refuse."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from thalweg.cli import main
+from thalweg.cli.prune_command import parse_heads
+from thalweg.errors import InputError
+
+SIZES = {
+    "vocab_size": 257,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "max_position_embeddings": 64,
+}
+RUN = ["--data", "copy:vocab=8,half=4", "--sequence-length", "9", "--steps", "3", "--eval-every", "3"]
+RUN += ["--eval-batches", "1", "--batch-size", "8", "--threads", "1"]
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("theirs")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        Qwen3ForCausalLM(Qwen3Config(**SIZES)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "run"
+    sizes = ["--depth", "2", "--width", "16", "--heads", "2", "--connection", "mgt", "--model", "max_length=32"]
+    assert main(["train", *sizes, *RUN, "-o", str(folder)]) == 0
+    return folder
+
+
+def call(command, *more, code=0):
+    assert main([command, *map(str, more)]) == code
+
+
+def error_of(capsys):
+    return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_everything_grows_and_nothing_changes(theirs, tmp_path, capsys):
+    out = tmp_path / "out"
+    growth = ["--grow-heads", 2, "--grow-width", 64, "--grow-ffn", 40, "--grow-depth", 1]
+    call("convert", theirs, *growth, "-o", out, "--length", 24)
+    printed = capsys.readouterr().out
+    assert printed.startswith("equal: largest difference of a logit") and "note: grew 2 heads in every layer" in printed
+    assert "note: grew width 16 to 64, feed-forward 24 to 40" in printed and "note: grew 1 layer at 2" in printed
+    grown, before = AutoModelForCausalLM.from_pretrained(out), AutoModelForCausalLM.from_pretrained(theirs)
+    assert grown.config.layer_heads == [6, 6, 6] and grown.config.hidden_size == 64 and grown.config.num_hidden_layers == 3
+    ids = torch.arange(20)[None]
+    assert (grown(ids).logits - before(ids).logits).abs().max() <= 1e-6
+    assert json.loads((out / "proof.json").read_text())["claim"] == "equal"
+
+
+def test_growth_with_another_connection_and_in_json(theirs, tmp_path, capsys):
+    call("convert", theirs, "--connection", "mgt", "--grow-depth", 2, "-o", tmp_path / "out", "--length", 24, "--json", "--dtype", "float64")
+    found = json.loads(capsys.readouterr().out)
+    assert found["connection"] == "mgt" and found["claim"] == "equal" and found["difference"] < 1e-12
+    assert found["new_parameters"] > 0 and found["notes"] == ["grew 2 layers at 2, 3"]
+
+
+def test_a_run_of_another_connection_grows_as_it_is_and_trains_on(run, tmp_path, capsys):
+    out = tmp_path / "out"
+    call("convert", run, "--grow-heads", 1, "--grow-width", 24, "-o", out, "--length", 9)
+    assert capsys.readouterr().out.startswith("equal")
+    call("train", "--init-from", out, *RUN, "--lr", "1e-4", "-o", tmp_path / "second")
+    stored = json.loads((tmp_path / "second" / "run.json").read_text())["config"]
+    assert stored["connection"] == "mgt" and stored["width"] == 24 and stored["model"]["head_size"] == 8
+    call("prune", out, "--heads", "0:2;1:0,1", "-o", tmp_path / "third", "--length", 9)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "third").config.layer_heads == [2, 1]
+
+
+@pytest.mark.parametrize(
+    "more, words",
+    [
+        ([], "say what shall change: --connection NAME, or one of --grow-heads"),
+        (["--grow-heads", "-1"], "heads cannot be negative"),
+        (["--grow-heads", "3"], "a whole number of heads of 2, the queries that share keys and values"),
+        (["--grow-width", "8"], "width grows from 16, got 8"),
+        (["--streams", "2", "--grow-depth", "1"], "streams"),
+        (["--option", "form=rank1", "--grow-depth", "1"], "are options of a connection, and none is named"),
+        (["--connection", "keel", "--grow-depth", "1"], "is another function with a layer more"),
+    ],
+)
+def test_growth_that_cannot_be(theirs, tmp_path, capsys, more, words):
+    call("convert", theirs, *more, "-o", tmp_path / "out", "--length", 24, code=2)
+    assert words in error_of(capsys) and not (tmp_path / "out").exists()
+
+
+def test_a_warm_start_that_grew(theirs, tmp_path, capsys):
+    call("convert", theirs, "--connection", "keel", "--grow-depth", 1, "--allow-drift", "-o", tmp_path / "out", "--length", 24)
+    assert capsys.readouterr().out.startswith("warm start, not equal")
+
+
+def test_named_heads_go(theirs, tmp_path, capsys):
+    out = tmp_path / "out"
+    call("prune", theirs, "--heads", "0:0,1", "-o", out, "--length", 24)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "2 heads gone (layer 0: 0, 1)" and lines[1].startswith("parameters ") and " -> " in lines[1]
+    assert lines[2].startswith("loss ") and lines[-1] == f"in {out}"
+    model = AutoModelForCausalLM.from_pretrained(out)
+    assert model.config.layer_heads == [2, 4]
+    assert model.generate(torch.tensor([[1, 2]]), max_new_tokens=3, do_sample=False).shape == (1, 5)
+
+
+@pytest.mark.parametrize("by", ["output", "weight", "energy", "loss"])
+def test_the_lowest_go(by, theirs, tmp_path, capsys):
+    call("prune", theirs, "--by", by, "--count", 2, "-o", tmp_path / "out", "--length", 16)
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines()
+    assert lines[0] == f"layer\theads\t{by}\t" and sum(line.endswith("\tgone") for line in lines) == 1
+    scores = [float(line.split("\t")[2]) for line in lines[1:5]]
+    assert scores == sorted(scores) and lines[1].endswith("\tgone") and f"the lowest by {by}" in lines[5]
+    assert by == "weight" or "scored" in printed.err
+
+
+def test_prune_in_json(theirs, tmp_path, capsys):
+    call("prune", theirs, "--by", "weight", "--count", 2, "-o", tmp_path / "out", "--length", 16, "--json", "--quiet")
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    assert printed.err == "" and found["by"] == "weight" and len(found["scores"]) == 4 and found["output"] == str(tmp_path / "out")
+    assert found == {**json.loads((tmp_path / "out" / "pruning.json").read_text()), "output": found["output"]}
+
+
+@pytest.mark.parametrize(
+    "more, words",
+    [
+        ([], "say which heads go"),
+        (["--heads", "0:0", "--by", "output", "--count", "2"], "say which heads go"),
+        (["--by", "output"], "--by and --count go together"),
+        (["--by", "outputs", "--count", "2"], "Did you mean 'output'"),
+        (["--by", "output", "--count", "3"], "a multiple of 2"),
+        (["--by", "output", "--count", "6"], "1 to 4 heads can go"),
+        (["--heads", "0:0"], "heads 0 to 1 of layer 0 share keys and values"),
+        (["--heads", "7:0"], "layer 7 has no heads"),
+        (["--heads", "zero"], "heads are written LAYER:HEAD"),
+    ],
+)
+def test_pruning_that_cannot_be(theirs, tmp_path, capsys, more, words):
+    call("prune", theirs, *more, "-o", tmp_path / "out", "--length", 16, code=2)
+    assert words.lower() in error_of(capsys).lower() and not (tmp_path / "out").exists()
+
+
+def test_heads_as_text():
+    assert parse_heads("0:3,1;4:2") == {0: [3, 1], 4: [2]} and parse_heads(" 0 : 1 , 2 ") == {0: [1, 2]}
+    for text in ("", "0", "0:", "0:a", "0:1;0:2", "-1:0", "0:1,,2", "0:1;"):
+        with pytest.raises(InputError, match="heads are written|names layer 0 twice"):
+            parse_heads(text)

@@ -1,0 +1,310 @@
+"""A growing run: it grows, records at once, can be stopped and killed and resumed bitwise, and ends in a normal run folder."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from thalweg import growth
+from thalweg.errors import CheckpointError, InputError
+from thalweg.growth import GrowthRecord
+from thalweg.growth.planning import plan_growth
+from thalweg.growth.run import Grower, grow
+from thalweg.records import RunFolder
+from thalweg.training import Interrupted, TrainConfig, train
+from thalweg.training import checkpoint as checkpoints
+from thalweg.training.engine import load_decoder
+
+BASE = {
+    "depth": 2,
+    "width": 16,
+    "heads": 1,
+    "model": {"head_size": 4},
+    "data": "copy:vocab=8,half=4",
+    "sequence_length": 9,
+}
+BASE |= {"batch_size": 16, "steps": 24, "lr": 1e-2, "eval_every": 8, "eval_batches": 1, "threads": 1, "geometry": False}
+GROWTH = {"check_every": 2, "dwell": 4, "threshold": 0.3, "most_heads": 4}
+
+
+def config(grows=None, **changes):
+    return TrainConfig(**{**BASE, "growth": {**GROWTH, **(grows or {})}, **changes})
+
+
+def events_of(folder):
+    return GrowthRecord.load(folder / "growth.jsonl").events
+
+
+def weights_of(folder, which="last"):
+    return checkpoints.read(checkpoints.find(folder / "checkpoints", which)).weights()
+
+
+def same_run(one, other):
+    """Weights, growth events, logged series and measures, to the last bit."""
+    a, b = weights_of(one), weights_of(other)
+    assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+    assert events_of(one) == events_of(other)
+    clocks = ("train/tokens_per_second", "train/step_time", "train/peak_memory")
+    series = [
+        {name: points for name, points in RunFolder.open(folder).series().items() if name not in clocks}
+        for folder in (one, other)
+    ]
+    assert series[0] == series[1]
+    rows = [RunFolder.open(folder).measures() for folder in (one, other)]
+    assert rows[0] == rows[1]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("straight") / "run"
+    heard = []
+    found = grow(config(), folder, on_event=heard.append)
+    return folder, found, heard
+
+
+def test_it_grows_and_says_so(straight):
+    folder, found, heard = straight
+    about = found.growth
+    assert found.result.status == "done" and about["status"] in ("converged", "capped", "growing")
+    events = events_of(folder)
+    births = [event for event in events if event.kind == "birth"]
+    assert births and {event.layer for event in births} == {0, 1} and max(event.step for event in births) > 0
+    assert about["heads_start"] == [1, 1] and sum(about["heads"]) == 2 + sum(len(event.heads) for event in births)
+    assert all(event.drift <= 1e-12 for event in births)  # outputs are compared in float64
+    assert all(event.energy_after < event.energy_before for event in births if event.must_fall)
+    assert about["parameters"] == found.result.cost["parameters"] == births[-1].parameters_after
+    assert about["flops"] == found.result.cost["flops_per_token"] > about["flops_start"]
+    tokens = found.result.cost["tokens"]
+    assert tokens * about["flops_start"] < about["flops_spent"] < tokens * about["flops"]
+    said = [event.text for event in heard if event.kind == "change"]
+    assert [text for text in said if "birth" in text] == [event.line() for event in births]
+
+
+def test_rows_are_in_the_record(straight):
+    folder, found, _ = straight
+    run = RunFolder.open(folder)
+    rows = run.measures()
+    assert {row.step for row in rows.where(measure="growth.top")} >= {0, 2, 24}
+    assert len(rows.where(measure="growth.event.eigenvalue")) == sum(
+        len(e.heads) for e in events_of(folder) if e.kind == "birth"
+    )
+    assert len(rows.where(measure="growth.forecast.eigenvalue", layer=0)) >= 4
+    assert rows.where(measure="growth.threshold").to_rows()[0]["value"] == found.growth["threshold"]
+    heads = run.series()["growth/heads"]
+    assert heads[-1][1] == sum(found.growth["heads"]) and [n for _, n in heads] == sorted(n for _, n in heads)
+
+
+def test_what_is_left_after_the_end_is_looked_at_too(tmp_path):
+    """A threshold that nothing reaches ends growth at once; the last step is looked at nevertheless."""
+    found = grow(config({"threshold": 0.99, "patience": 1}), tmp_path / "run")
+    assert found.growth["status"] == "converged" and found.growth["ended"] == 0 and not events_of(tmp_path / "run")
+    steps = {row.step for row in RunFolder.open(tmp_path / "run").measures().where(measure="growth.top")}
+    assert steps == {0, 8, 16, 24}
+
+
+def test_the_finished_run_is_a_normal_one(straight, tmp_path):
+    import transformers
+
+    import thalweg  # noqa: F401  # registers the model
+    from thalweg.training.initial import table_of
+    from thalweg.training.measuring import measure_run
+
+    folder, found, _ = straight
+    model, manifest = load_decoder(folder, "last")
+    assert manifest["model"]["layer_heads"] == found.growth["heads"] or len(set(found.growth["heads"])) == 1
+    assert [model.config.heads_of(layer) for layer in range(2)] == found.growth["heads"]
+    ids = torch.randint(model.config.vocab_size, (2, 9), generator=torch.Generator().manual_seed(0))
+    shell = transformers.AutoModelForCausalLM.from_pretrained(folder / "model").eval()
+    with torch.no_grad():
+        assert torch.equal(shell(ids).logits, model(ids).logits)
+    more = {"attention_mask": torch.ones(1, 9, dtype=torch.long), "do_sample": False, "pad_token_id": 0}
+    assert shell.generate(ids[:1], max_new_tokens=3, **more).shape == (1, 12)
+    assert len(measure_run(folder, tokens=64).rows) > 10
+    further = TrainConfig(
+        **{**BASE, **table_of(folder / "model"), "init_from": str(folder / "model"), "steps": 2, "eval_every": 2}
+    )
+    result = train(further, tmp_path / "further")
+    assert result.cost["parameters"] == found.growth["parameters"]
+    again = dataclasses.replace(further, growth={**GROWTH, "threshold": 0.01})
+    assert grow(again, tmp_path / "again").growth["heads_start"] == found.growth["heads"]
+
+
+@pytest.mark.parametrize("at", [1, 3, 11, 17])
+def test_a_run_that_was_stopped_goes_on_bitwise(straight, tmp_path, at):
+    folder, _, _ = straight
+    asked = iter(range(100))
+    grow(config(), tmp_path / "run", stop=lambda: next(asked) == at)
+    assert RunFolder.open(tmp_path / "run").status == "interrupted"
+    grow(config(), tmp_path / "run", resume=True)
+    same_run(tmp_path / "run", folder)
+
+
+@pytest.mark.parametrize("which", [0, 2, -1])
+def test_a_run_that_was_killed_at_an_event_goes_on_bitwise(straight, tmp_path, which):
+    """The event is in the record before anybody hears of it; the checkpoint before it stands."""
+    folder, _, heard = straight
+    target = [event for event in heard if event.kind == "change" and "birth" in event.text][which]
+
+    class Killed(BaseException):
+        pass
+
+    def kill(event):
+        if event == target:
+            raise Killed
+
+    with pytest.raises(Killed):
+        grow(config(), tmp_path / "run", on_event=kill)
+    assert any(event.step == target.step for event in events_of(tmp_path / "run"))
+    grow(config(), tmp_path / "run", resume=True)
+    same_run(tmp_path / "run", folder)
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path):
+    import os
+    import signal
+
+    sent = []
+
+    def interrupt(event):
+        if event.kind == "change" and event.step and not sent:
+            sent.append(event)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted, match="thalweg grow --resume"):
+        grow(config(), tmp_path / "run", on_event=interrupt)
+
+
+def test_a_finished_run_gives_its_result_again(straight):
+    folder, found, _ = straight
+    assert grow(config(), folder, resume=True).growth == found.growth
+
+
+def test_layers_masks_and_dictionaries_go_on_bitwise_too(tmp_path):
+    """Everything at once: depth by rule, pruning by median with masks, a dictionary in every head, two time scales."""
+    rules = {"most_layers": 3, "layer_dwell": 2, "asymmetry_level": 0.05, "threshold": 0.6, "patience": 1, "dwell": 2}
+    rules |= {
+        "prune_level": 0.9,
+        "prune_relative_to": "median",
+        "prune_patience": 2,
+        "mask_checks": 3,
+        "allowed_rise": 0.5,
+    }
+    model = {"head_size": 4, "head_prototypes": True, "prototypes": 3}
+    both = config(rules, model=model, heads=3, dictionary_weight=0.1, connection="rezero")
+    grow(both, tmp_path / "straight")
+    kinds = {event.kind for event in events_of(tmp_path / "straight")}
+    assert {"mask", "layer"} <= kinds or {"mask", "birth"} <= kinds, kinds
+    for at in (5, 12):
+        asked = iter(range(100))
+        grow(both, tmp_path / f"run{at}", stop=lambda asked=asked, at=at: next(asked) == at)
+        grow(both, tmp_path / f"run{at}", resume=True)
+        same_run(tmp_path / f"run{at}", tmp_path / "straight")
+    rows = RunFolder.open(tmp_path / "straight").measures()
+    last = rows.where(measure="prototypes.effective", step=24)
+    about = growth.run.about_of(RunFolder.open(tmp_path / "straight"))
+    assert len(last) == sum(about["heads"]) and all(1 <= row.value <= 3 + 1e-9 for row in last)
+
+
+def test_a_mask_that_had_not_fallen_at_the_end_is_lifted(tmp_path):
+    rules = {
+        "prune_level": 0.9,
+        "prune_relative_to": "median",
+        "prune_patience": 1,
+        "mask_checks": 50,
+        "threshold": 0.9,
+    }
+    heard = []
+    grow(config({**rules, "dwell": 0}, heads=3), tmp_path / "run", on_event=heard.append)
+    assert any("the head stays" in event.text for event in heard)
+    model, _ = load_decoder(tmp_path / "run", "last")
+    assert growth.run.about_of(RunFolder.open(tmp_path / "run"))["heads"] == [
+        model.config.heads_of(0),
+        model.config.heads_of(1),
+    ]
+
+
+def test_the_plan_says_what_thresholds_would_give():
+    planned = plan_growth(config(), probe=False)
+    counts = [sum(p.heads) for p in planned.predicted]
+    assert counts == sorted(counts, reverse=True) and counts[0] > counts[-1]
+    assert [p.threshold for p in planned.predicted] == [0.02, 0.05, 0.1, 0.2, 0.3, 0.4]
+    assert any(p.capped and max(p.heads) == 4 for p in planned.predicted)
+    assert planned.predicted[0].parameters > planned.training.parameters
+    text = "\n".join(planned.lines)
+    assert (
+        "chance 0.707" in text
+        and "0.3 *" in text
+        and "at most 13 looks" in text
+        and "the threshold sets the count" in text
+    )
+
+
+def refusals():
+    base = {"model": {"head_size": 4}}
+    return [
+        (config(), {"parallel": "x"}, "sharded"),
+        (config(trajectory=2), {}, "leave trajectory out"),
+        (config({"head_width": 8}), {}, "growth.head_width must be the width"),
+        (config({"threshhold": 0.1}), {}, "threshold"),
+        (config({"threshold": 2.0}), {}, "threshold must be above 0 and below 1"),
+        (config(model={**base["model"], "embedding_std": 0.0}), {}, "one and the same vector"),
+        (config(connection="sub_ln"), {}, "norms all heads"),
+        (config(dictionary_weight=0.1), {}, "no dictionary of prototypes"),
+        (
+            config(model={"head_size": 4, "head_prototypes": True, "prototypes": 5000}, dictionary_weight=0.1),
+            {},
+            "5000 prototypes need at least as many tokens",
+        ),
+    ]
+
+
+@pytest.mark.parametrize(("wanted", "changes", "words"), refusals())
+def test_what_cannot_grow_is_one_line_and_leaves_no_events(tmp_path, monkeypatch, wanted, changes, words):
+    if changes:
+        from thalweg.training.parallel import Wrapped
+
+        was = Wrapped.__init__
+
+        def sharded(self, *args, **kwargs):
+            was(self, *args, **kwargs)
+            self.kind = "fsdp"
+
+        monkeypatch.setattr(Wrapped, "__init__", sharded)
+    with pytest.raises(InputError, match=words) as caught:
+        grow(wanted, tmp_path / "run")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run" / "growth.jsonl").exists()
+
+
+def test_train_refuses_a_growing_configuration_and_grow_a_fixed_run(tmp_path):
+    with pytest.raises(InputError, match="thalweg grow"):
+        train(config(), tmp_path / "a")
+    fixed = dataclasses.replace(config(), growth=None)
+    train(dataclasses.replace(fixed, steps=2, eval_every=2), tmp_path / "b", stop=lambda: True)
+    with pytest.raises(CheckpointError, match="growth unset"):
+        grow(config(steps=2, eval_every=2), tmp_path / "b", resume=True)
+
+
+def test_ranks_that_grew_apart_are_said():
+    grower = Grower(config())
+
+    class Apart:
+        def collect(self, value):
+            return [value, [*value, 1]]
+
+    class Engine:
+        ranks = Apart()
+
+    class Network:
+        ids = ([0], [0])
+
+    grower.engine, grower.network = Engine(), Network()
+    with pytest.raises(InputError, match="ranks grew apart"):
+        grower._agree()
+
+
+def test_a_diverged_network_ends_growth_and_the_run(tmp_path):
+    found = grow(config(lr=1e4, warmup=0.0, clip=0.0, connection="none", diverge_patience=2), tmp_path / "run")
+    assert found.result.status == "diverged" or found.growth["status"] == "unstable"
+    assert found.growth["status"] != "converged" and math.isfinite(found.growth["parameters"])
