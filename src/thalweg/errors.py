@@ -40,7 +40,9 @@ class ThalwegWarning(UserWarning):
 def first_line(error: BaseException) -> str:
     """What an error of another library says first, to stand inside one of ours."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    whole = next((i for i, line in enumerate(lines) if not line.endswith(":")), len(lines) - 1)  # "Validation error for field 'x':"
+    whole = next(
+        (i for i, line in enumerate(lines) if not line.endswith(":")), len(lines) - 1
+    )  # "Validation error for field 'x':"
     return " ".join(lines[: whole + 1]).removeprefix("Error ").rstrip(".:")
 
 

@@ -75,6 +75,33 @@ def test_sizes_from_nowhere_are_refused_before_anything_is_built(copy, kind, cha
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"num_hidden_layers": "two"}, "says num_hidden_layers 'two', which must be a whole number of at least 1;"),
+        ({"num_hidden_layers": 2.5}, "says num_hidden_layers 2.5, which must be a whole number of at least 1;"),
+        ({"num_hidden_layers": -1}, "says num_hidden_layers -1, which must be a whole number of at least 1;"),
+        ({"num_hidden_layers": 0}, "says num_hidden_layers 0, which must be"),
+        ({"text_config": {"num_hidden_layers": 0}}, "says num_hidden_layers 0, which must be"),
+        ({"hidden_size": -32}, "says hidden_size -32, which must be"),
+        ({"num_attention_heads": 0}, "says num_attention_heads 0, which must be"),
+        ({"intermediate_size": -1}, "says intermediate_size -1, which must be a whole number of at least 0;"),
+        ({"num_hidden_layers": [2]}, "'num_hidden_layers' expected int, got list"),
+        ({"hidden_size": None}, "'hidden_size' expected int, got NoneType"),
+        ({"num_attention_heads": 3}, r"hidden size \(16\) is not a multiple of the number of attention heads \(3\)"),
+        ({"hidden_act": "nosuch"}, "says hidden_act 'nosuch', which transformers does not know; it knows .*silu"),
+        (
+            {"rope_scaling": {"rope_type": "zzz"}},
+            "says rope_scaling.rope_type 'zzz', .* it knows default, dynamic, linear",
+        ),
+    ],
+)
+def test_a_field_that_no_model_can_have_is_named(copy, changes, line):
+    with pytest.raises(CheckpointError, match=line) as caught:
+        open_model(copy("llama", **changes))
+    assert "\n" not in str(caught.value) and ":;" not in str(caught.value)
+
+
 def test_layers_that_share_their_tensors_open(folders):
     assert open_model(folders / "albert").model.config.num_hidden_layers == 12
 
@@ -160,7 +187,9 @@ def test_a_weight_that_is_no_number_is_named_by_the_proof(name):
     with torch.no_grad():
         model.get_parameter(name).view(-1)[:] = torch.nan
     count = model.get_parameter(name).numel()
-    with pytest.raises(ProofError, match=f"{name} holds {count:,} values that are NaN or infinite, so nothing can be") as caught:
+    with pytest.raises(
+        ProofError, match=f"{name} holds {count:,} values that are NaN or infinite, so nothing can be"
+    ) as caught:
         prove(locate(model), IDS)
     assert "attention backend" not in str(caught.value)
 

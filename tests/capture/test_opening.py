@@ -237,6 +237,14 @@ def test_places_that_are_none(where, says):
     assert says in refused(where, InputError)
 
 
+def test_the_nearest_model_at_hand_is_named():
+    with pytest.raises(ThalwegError, match=r"smolm2 is no folder here.*did you mean 'smollm2'\?"):
+        open_model("smolm2")
+    with pytest.raises(ThalwegError) as caught:
+        open_model("somebody/something")
+    assert "did you mean" not in str(caught.value)
+
+
 def test_offline():
     line = refused("somebody/something", OfflineError)
     assert line.startswith("somebody/something is no folder here, and the hub did not give it (HF_HUB_OFFLINE is set")

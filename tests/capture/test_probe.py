@@ -338,6 +338,9 @@ def test_files(tmp_path):
     assert set(probe.summary()) == {"rms/attention", "rms/feed_forward", "rms/stream.end", *ranks} - {"capture_error"}
     with pytest.raises(InputError, match=r"must end in \.jsonl, \.parquet, \.csv"):
         probe.save(tmp_path / "all.xlsx")
+    with pytest.raises(InputError, match=r"there is no folder .*absent; make it or choose another place"):
+        probe.save(tmp_path / "absent" / "all.csv")
+    assert not (tmp_path / "absent").exists()
 
 
 @pytest.mark.parametrize(

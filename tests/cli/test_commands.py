@@ -141,6 +141,25 @@ def test_every_shipped_plan_is_shown(capsys, plan):
     assert all(f"{name} " in text for name in (*arms, *found["scale"]))
 
 
+@pytest.mark.parametrize("mixer", ["kromhc", "transport_recursive", "sinkhorn", "orthogonal"])
+def test_show_mixer_says_what_it_claims_in_words(capsys, mixer):
+    text = out(capsys, ["show", "mixer", mixer])
+    found = json.loads(out(capsys, ["show", "mixer", mixer, "--json"]))
+    claims = found["claims, tested at random logits"]
+    assert "every logit has a derivative at the start" in claims and "exact" not in claims.values()
+    assert not {"moves", "reaches"} & set(claims) and "research note" not in text
+    rounded = found["measured at 4 streams"]["in float32, logits of sd 1: largest |row sum - 1|, |column sum - 1|"]
+    assert len(rounded.split(", ")) == 2
+    if mixer == "transport_recursive":
+        assert claims["sums of rows"] == "one, to rounding" and 0 < float(rounded.split(", ")[0]) < 1e-6
+
+
+def test_the_summary_of_list_names_every_kind():
+    from thalweg.cli.list_command import KINDS
+
+    assert all(kind in COMMANDS["list"] for kind in KINDS)
+
+
 def test_show_probe(capsys):
     found = json.loads(out(capsys, ["show", "probe", "bridge", "--option", "window=32", "--json"]))
     assert found["options"]["window"] == 32 and found["looks at"] == "a model" and found["reads a text"]
@@ -167,7 +186,8 @@ def test_train_report_compare(capsys, tmp_path, monkeypatch):
     out(capsys, [*TINY, "-o", "b", "--quiet"])
     out(capsys, [*TINY, "-o", "c", "--quiet", "--seed", "1"])
     assert "bitwise equal" in out(capsys, ["compare-runs", "a", "b", "--assert-equal"])
-    assert "differ from step" in out(capsys, ["compare-runs", "a", "c", "--assert-equal"], code=1)
+    apart = out(capsys, ["compare-runs", "a", "c", "--assert-equal"], code=1)
+    assert "differ from step" in apart and "train/loss [nats/token]" in apart and "train/peak_memory [bytes]" in apart
     path = out(capsys, ["report", "a", "-o", "r.html"]).strip()
     assert "<svg" in (tmp_path / path).read_text()
 
@@ -275,8 +295,31 @@ def test_interrupted_train_resumes(tmp_path):
     [
         ["compare", "a b/base", "c/d", "--text", "my text.txt", "--layer-kl", "--seed", "3", "--mode", "local"],
         ["compare", "base", "--method", "rtn", "--bits", "3", "--option", "group=8", "--option", "symmetric=true"],
-        ["measure", "/x/it's", "--text", "t/a b.txt", "--bos", "--rows", "$HOME/r.csv", "--tokens", "64", "--which", "best"],
-        ["probe", "../m", "--only", "rotary,rmsnorm", "--option", "rotary.target=9", "--tokens", "64", "--which", "best"],
+        [
+            "measure",
+            "/x/it's",
+            "--text",
+            "t/a b.txt",
+            "--bos",
+            "--rows",
+            "$HOME/r.csv",
+            "--tokens",
+            "64",
+            "--which",
+            "best",
+        ],
+        [
+            "probe",
+            "../m",
+            "--only",
+            "rotary,rmsnorm",
+            "--option",
+            "rotary.target=9",
+            "--tokens",
+            "64",
+            "--which",
+            "best",
+        ],
         ["sweep", "m/n", "--parallel=-0.5,0", "--layers", "1:", "--full", "--text", "a;b.txt", "--seed", "2"],
     ],
     ids=lambda argv: argv[0],

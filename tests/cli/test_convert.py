@@ -133,7 +133,7 @@ def test_a_weight_that_is_no_number_is_named(theirs, tmp_path, capsys, connectio
         (["--connection", "mhc", "--mixer", "sinkhron"], "Did you mean 'sinkhorn'?"),
         (["--connection", "mhc", "--text", "none.txt"], "no such file: none.txt"),
         (["--connection", "mhc", "--length", "400"], "rows must have 4 to 40 tokens"),
-        (["--connection", "mhc", "--dtype", "bfloat16"], "invalid choice: 'bfloat16'"),
+        (["--connection", "mhc", "--dtype", "bfloat16"], "unknown value of --dtype 'bfloat16'. Did you mean"),
         ([], "say what shall change: --connection NAME"),
     ],
 )
@@ -251,4 +251,10 @@ def test_a_run_that_does_not_fit_its_start_is_refused(run, text, tmp_path, capsy
     assert "the data has" in error_of(capsys)
     assert main(["train", "--init-from", str(tmp_path / "none"), "-o", str(tmp_path / "second")]) == 2
     assert "which is no folder" in error_of(capsys)
+    (tmp_path / "a llama").mkdir()
+    (tmp_path / "a llama" / "config.json").write_text('{"model_type": "llama"}')
+    assert main(["train", "--init-from", str(tmp_path / "a llama"), "-o", str(tmp_path / "second")]) == 2
+    line = error_of(capsys)
+    assert "a model of the type 'llama'" in line
+    assert line.endswith(f"thalweg convert '{tmp_path}/a llama' --connection additive -o FOLDER")
     assert not (tmp_path / "second").exists()

@@ -1,6 +1,7 @@
 """``thalweg edit`` and ``thalweg sweep`` from the shell: scores, audits, generation, pages, records, refusals."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -85,6 +86,17 @@ def test_an_edit_is_scored_beside_its_no_op_and_audited(llama, text, capsys):
     assert "one document: no interval; give more documents" in printed.out and "\t–\t1\n" in printed.out
 
 
+def test_an_edit_that_gives_no_numbers_is_no_result(llama, text, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("thalweg.editing.options.MOST_SCALE", 1e308)
+    call("edit", llama, "--site", "mlp", "--parallel", 1e38, "--text", text, "--json", code=2)
+    printed = capsys.readouterr()
+    assert "the edited model gives values that are not finite (loss, " in printed.err.splitlines()[-1]
+    assert json.loads(printed.out)["differences"][0]["edited"] == "NaN"  # printed all the same
+    call("eval", llama, "--edit", "mlp:parallel=1e38", "--edit", "mlp:parallel=0", "--text", text, "-o", tmp_path / "o")
+    warned = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert len(warned) == 1 and "mlp:parallel=1e38: the edited model gives values" in warned[0]
+
+
 def test_an_interrupted_edit_says_that_nothing_is_kept(llama, text, capsys, monkeypatch):
     def stop(*_, **__):
         raise KeyboardInterrupt
@@ -152,6 +164,7 @@ def test_a_sweep_is_a_page_rows_and_a_record_that_is_gone_on_with(llama, text, t
     assert len(found["points"]) == 2 * (4 + 2) and found["n"] == 4
     assert (
         "Values: what heads read" in page.read_text()
+        and re.search(r"unedited.{0,40}loss \d\.\d+ nats/token", page.read_text(), re.DOTALL)
         and f"thalweg sweep {llama} --site value,attn --parallel=-0.5,0,1.5" in page.read_text()
     )
     rows = Measurements.load(tmp_path / "sweep.rows.jsonl")
@@ -175,7 +188,10 @@ def test_a_finished_sweep_takes_more_scales_and_computes_none_twice(llama, text,
     call(*words, "--parallel=0,1.5")
     first, before = json.loads(capsys.readouterr().out), record.read_text()
     call(*words, "--parallel=-0.5,0,1.5")
-    second, after = json.loads(capsys.readouterr().out), record.read_text()
+    printed = capsys.readouterr()
+    second, after = json.loads(printed.out), record.read_text()
+    assert "plan: 2 runs (unedited, 1 edit), about" in printed.err  # what is there is not planned again
+    assert f"going on with {record}: 2 points are there" in printed.err and "  4 of 4 points: " in printed.err
     assert after.startswith(before) and len(after.splitlines()) == len(before.splitlines()) + 1
     kept = {point["scale"]: point for point in second["points"]}
     assert set(kept) == {-0.5, 0.0, 1.0, 1.5}
@@ -268,6 +284,13 @@ def test_an_encoder_with_a_head_is_swept_by_its_masked_loss(text, tmp_path, caps
         (["--site", "attn"], "nothing says what is done to attention; give --parallel"),
         (["--site", "value,mlp"], "an edit has one site"),
         (["--parallel", "nan"], "finite number, got nan"),
+        (["--parallel", "0", "--window", "0"], "a window has at least 2 tokens, one to read and one to predict, got 0"),
+        (["--parallel", "0", "--window", "1"], "a window has at least 2 tokens, one to read and one to predict, got 1"),
+        (["--parallel", "1e308"], "parallel is a retained scale of at most 1e+06 either way, got 1e+308"),
+        (
+            ["--site", "mlp", "--perpendicular=-1e30"],
+            "perpendicular is a retained scale of at most 1e+06 either way, got -1e+30",
+        ),
         (["--heads", "a"], "--heads are whole numbers"),
         (["--full", "--exclude-self"], "not allowed with"),
         (["--site", "mlp", "--full"], "exclude_self belongs to edits of values"),
@@ -313,7 +336,7 @@ def test_an_edit_of_decoding_is_not_scored_on_a_text(llama, capsys):
         (["--limit", "0"], "at least 1 document"),
         (["--text", "nothing.txt"], "no such file"),
         (["--batch-size", "0"], "batch_size must be"),
-        (["--window", "0"], "at least 1 token"),
+        (["--window", "0"], "at least 2 tokens"),
     ],
 )
 def test_what_no_model_could_answer_is_refused_before_one_is_opened(

@@ -57,14 +57,30 @@ def test_everything_grows_and_nothing_changes(theirs, tmp_path, capsys):
     assert printed.startswith("equal: largest difference of a logit") and "note: grew 2 heads in every layer" in printed
     assert "note: grew width 16 to 64, feed-forward 24 to 40" in printed and "note: grew 1 layer at 2" in printed
     grown, before = AutoModelForCausalLM.from_pretrained(out), AutoModelForCausalLM.from_pretrained(theirs)
-    assert grown.config.layer_heads == [6, 6, 6] and grown.config.hidden_size == 64 and grown.config.num_hidden_layers == 3
+    assert (
+        grown.config.layer_heads == [6, 6, 6] and grown.config.hidden_size == 64 and grown.config.num_hidden_layers == 3
+    )
     ids = torch.arange(20)[None]
     assert (grown(ids).logits - before(ids).logits).abs().max() <= 1e-6
     assert json.loads((out / "proof.json").read_text())["claim"] == "equal"
 
 
 def test_growth_with_another_connection_and_in_json(theirs, tmp_path, capsys):
-    call("convert", theirs, "--connection", "mgt", "--grow-depth", 2, "-o", tmp_path / "out", "--length", 24, "--json", "--dtype", "float64")
+    call(
+        "convert",
+        theirs,
+        "--connection",
+        "mgt",
+        "--grow-depth",
+        2,
+        "-o",
+        tmp_path / "out",
+        "--length",
+        24,
+        "--json",
+        "--dtype",
+        "float64",
+    )
     found = json.loads(capsys.readouterr().out)
     assert found["connection"] == "mgt" and found["claim"] == "equal" and found["difference"] < 1e-12
     assert found["new_parameters"] > 0 and found["notes"] == ["grew 2 layers at 2, 3"]
@@ -99,7 +115,19 @@ def test_growth_that_cannot_be(theirs, tmp_path, capsys, more, words):
 
 
 def test_a_warm_start_that_grew(theirs, tmp_path, capsys):
-    call("convert", theirs, "--connection", "keel", "--grow-depth", 1, "--allow-drift", "-o", tmp_path / "out", "--length", 24)
+    call(
+        "convert",
+        theirs,
+        "--connection",
+        "keel",
+        "--grow-depth",
+        1,
+        "--allow-drift",
+        "-o",
+        tmp_path / "out",
+        "--length",
+        24,
+    )
     assert capsys.readouterr().out.startswith("warm start, not equal")
 
 
@@ -129,7 +157,12 @@ def test_prune_in_json(theirs, tmp_path, capsys):
     call("prune", theirs, "--by", "weight", "--count", 2, "-o", tmp_path / "out", "--length", 16, "--json", "--quiet")
     printed = capsys.readouterr()
     found = json.loads(printed.out)
-    assert printed.err == "" and found["by"] == "weight" and len(found["scores"]) == 4 and found["output"] == str(tmp_path / "out")
+    assert (
+        printed.err == ""
+        and found["by"] == "weight"
+        and len(found["scores"]) == 4
+        and found["output"] == str(tmp_path / "out")
+    )
     assert found == {**json.loads((tmp_path / "out" / "pruning.json").read_text()), "output": found["output"]}
 
 
@@ -155,5 +188,5 @@ def test_pruning_that_cannot_be(theirs, tmp_path, capsys, more, words):
 def test_heads_as_text():
     assert parse_heads("0:3,1;4:2") == {0: [3, 1], 4: [2]} and parse_heads(" 0 : 1 , 2 ") == {0: [1, 2]}
     for text in ("", "0", "0:", "0:a", "0:1;0:2", "-1:0", "0:1,,2", "0:1;"):
-        with pytest.raises(InputError, match="heads are written|names layer 0 twice"):
+        with pytest.raises(InputError, match=r"heads are written|names layer 0 twice"):
             parse_heads(text)

@@ -130,6 +130,14 @@ def test_more_tokens_than_there_are(place, capsys):
     assert found["notes"] == [] and found["held"] == 17 * held and found["tokens"] == 32 * 17
 
 
+def test_fewer_tokens_than_a_spread_needs(place, capsys):
+    assert main(["measure", "single", "--tokens", "64", "--json"]) == 0
+    out, err = capsys.readouterr()
+    said = "64 tokens were asked for; a spread needs at least 16 sequences of 17 tokens, so 272 are read"
+    assert json.loads(out)["notes"] == [said] and said in err.splitlines()
+    assert said in (place / "single" / "measured.html").read_text()
+
+
 def test_a_single_stream(place, capsys):
     assert main(["measure", "single", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -152,7 +160,7 @@ def test_a_single_stream(place, capsys):
         (["streams", "-o", "absent/m.html"], "there is no folder absent; make it or choose another place"),
         (["streams", "-o", "m.html/x.html"], "m.html/x.html cannot be written: m.html is a file"),
         (["streams", "-o", "empty", "--overwrite"], "empty is a folder; name a file in it"),
-        (["streams", "--which", "first"], "invalid choice"),
+        (["streams", "--which", "bst"], "unknown value of --which 'bst'. Did you mean 'best'? Known: best, last"),
         (["changed"], "was trained on copy"),
     ],
 )

@@ -155,9 +155,10 @@ CASES = {
     "unknown scale": (["study", "check", "demo", "--scale", "smke"], "Did you mean 'smoke'"),
     "new over a plan": (["study", "new", "plan.toml"], "exists"),
     "new without suffix": (["study", "new", "plan"], "ends in .toml"),
-    "unknown verb": (["study", "juge", "demo"], "invalid choice"),
+    "unknown verb": (["study", "verdct", "demo"], "unknown verb 'verdct'. Did you mean 'verdict'?"),
     "unlocked run": (["study", "run", "demo", "--records", "r"], "not locked"),
-    "unknown kind": (["list", "conections"], "invalid choice"),
+    "unknown kind": (["list", "conections"], "unknown kind 'conections'. Did you mean 'connections'?"),
+    "show an unknown kind": (["show", "connction", "mhc"], "unknown kind 'connction'. Did you mean 'connection'?"),
     "show what is not there": (["show", "connection", "highwy"], "Did you mean 'highway'"),
     "show an unknown task": (["show", "task", "austin"], "Did you mean 'austen'"),
     "show a task with an unknown parameter": (["show", "task", "copy:haf=3"], "Did you mean 'copy.half'"),
@@ -297,3 +298,14 @@ def test_a_used_folder_is_refused_before_the_plan_is_timed(place, capsys, monkey
         assert main([*TINY, "-o", folder]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert says in line
+
+
+def test_a_folder_that_takes_no_files_is_refused_before_the_plan_is_timed(place, capsys, monkeypatch):
+    from thalweg.training import plan
+
+    real = os.access
+    monkeypatch.setattr(plan, "plan_of", lambda *a, **k: pytest.fail("the plan was made"))
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != str(place) and real(path, mode))
+    assert main([*TINY, "-o", str(place / "runs" / "new")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"{place} may not be written to; choose another place")

@@ -94,6 +94,33 @@ def test_a_finding_is_stored_and_read_back():
         Figure("x", ("a",), x="tokens")
 
 
+def test_lines_have_names_sources_are_cited_and_a_hidden_line_is_told(tmp_path):
+    rows = Measurements()
+    for step in (1, 2, 3):
+        for measure, value in (("zz.peak.window", step), ("zz.peak.long", step), ("zz.low_end", -step)):
+            rows.add(measure, float(value), step=step)
+    plan = Figure("Peaks", ("zz.peak.window", "zz.peak.long"), "step", names=("in the window", "in all"), note="Look.")
+    other = Figure("Raw", ("zz.peak.window", "zz.low_end"), "step")
+    one = Finding("zz", "Title", "found", "Somebody (1999), eq. 3", rows, figures=(plan, other))
+    page = write_probe_report([one], tmp_path / "page.html", title="t", facts={}).read_text()
+    assert "<pre><code>Somebody (1999), eq. 3</code></pre>" in page and "None given" not in page
+    assert "in the window</li>" in page and "in all</li>" in page and "low end</li>" in page
+    assert "Look. in all lies on in the window: they have the same values." in page
+    assert page.count("lies on") == 1 and "peak.window</li>" not in page
+    again = Finding.from_plain(json.loads(json.dumps(one.to_plain())))
+    assert again == one
+    with pytest.raises(InputError, match="one for each of 2 measures, got 1"):
+        Figure("x", ("a", "b"), names=("c",))
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_no_line_of_a_shipped_figure_is_called_by_its_key(name):
+    import sys
+
+    for plan in getattr(sys.modules[registry[name].__module__], "FIGURES", ()):
+        assert len(plan.measures) == 1 or all("." not in one and "_" not in one for one in plan.names)
+
+
 def test_the_page_draws_rows_alone(tmp_path):
     found = findings(subjects.llama(), subjects.texts(), [*MINE], length=16)
     bert = findings(subjects.bert(), None, ["rotary"])
@@ -145,6 +172,15 @@ def test_an_interrupted_command_keeps_the_probes_that_are_done(folder, tmp_path,
     assert main(["probe", str(folder), "--only", "rotary", *flags, "--overwrite"]) == 130
     assert capsys.readouterr().err.splitlines()[-1] == "error: interrupted; nothing is kept"
     assert not page.exists()
+
+
+def test_reasons_are_given_once_where_no_probe_gives_a_number(folder, tmp_path, capsys, monkeypatch):
+    page = tmp_path / "page.html"
+    monkeypatch.setattr(registry["rotary"], "applies", lambda self, subject: "there is nothing to look at")
+    assert main(["probe", str(folder), "--only", "rotary", "--tokens", "96", "-o", str(page)]) == 2
+    out, err = capsys.readouterr()
+    assert err.splitlines()[-1] == f"error: no probe gave a number; why stands above and in {page}"
+    assert out.count("there is nothing to look at") == 1 and "there is nothing to look at" in page.read_text()
 
 
 def test_the_command(folder, tmp_path, capsys):

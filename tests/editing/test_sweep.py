@@ -114,8 +114,9 @@ def test_a_no_op_that_drifts_stops_the_sweep(monkeypatch):
         sweep(tiny("llama"), scores_of, grid(["mlp"], {"parallel": (0.0,)}), resamples=100)
 
 
-def test_broken_models_are_results_too(tmp_path):
+def test_broken_models_are_results_too(tmp_path, monkeypatch):
     """A scale that overflows gives no finite loss; the row says so, and the record reads back."""
+    monkeypatch.setattr("thalweg.editing.options.MOST_SCALE", 1e30)
     model, path = tiny("llama", dtype=torch.float16), tmp_path / "sweep.jsonl"
     points = grid(["mlp"], {"parallel": (1e30,)})
     for _ in range(2):

@@ -92,6 +92,8 @@ FORMS = [
     {"layers": ("attention", "moe"), "experts": 4},
     {"layers": ("parallel",)},
     {"positions": "learned"},
+    {"layer_heads": (2, 4)},
+    {"windows": (2, 0)},
     {"qk_norm": True, "attention_gate": "head", "bias": True, "norm": "layernorm", "feed_forward": "gelu"},
 ]
 

@@ -197,7 +197,7 @@ def test_an_interrupt_keeps_the_rows(here, capsys, tmp_path, monkeypatch):
         ("value:parallel=0,heads=0+2,layers=0+3,group=kv:2", {"heads": (0, 2), "layers": "0,3", "group": "kv:2"}),
         ("mlp:parallel=0,skip-first=1,phase=prefill", {"skip_first": 1, "phase": "prefill"}),
         ("mlp:parallel=0,layers=0+2-3", {"layers": "0,2-3"}),
-        ("attention", {"site": "attention", "parallel": 1.0}),
+        ("attention:parallel=1", {"site": "attention", "parallel": 1.0}),
         ("attn:parallel=0", {"site": "attention"}),
     ],
 )
@@ -220,6 +220,8 @@ def test_an_edit_as_one_word(text, wanted):
         ("value:parallel=0,5", "unknown option of an edit '5'"),
         ("value:parallel=0,layers=a", "layers are numbers"),
         ("mlp:exclude-self", "belongs to edits of values"),
+        ("value:layers=0,skip-first=1", "nothing says what the edit"),
+        ("value:parallel=2e6", r"a retained scale of at most 1e\+06 either way, got 2e\+06"),
     ],
 )
 def test_edits_that_cannot_be(text, says):
@@ -231,7 +233,11 @@ def test_edits_that_cannot_be(text, says):
     ("argv", "says"),
     [
         (["decoder", "--edit", "valu:parallel=0"], "Did you mean 'value'"),
-        (["decoder", "--edit", "value", "--edit", "value"], "given twice"),
+        (["decoder", "--edit", "mlp:parallel=0", "--edit", "mlp:parallel=0"], "given twice"),
+        (
+            ["decoder", "--edit", "value"],
+            "nothing says what the edit 'value' does to value; give parallel, perpendicular, control or",
+        ),
         (["decoder", "--ruler", "singel"], "Did you mean 'single'"),
         (["decoder", "--ruler", "single", "--length", "2000"], "at most 1024"),
         (["decoder", "--ruler", "single", "--length", "50"], "needs at least"),
@@ -245,7 +251,7 @@ def test_edits_that_cannot_be(text, says):
         (["decoder", "--include-path", "."], "give --tasks too"),
         (["decoder", "--choices", "text.jsonl"], "must be a table"),
         (["decoder", "-o", "full"], "not an empty folder"),
-        (["decoder", "--text", "text.jsonl", "--edit", "value:layers=7"], "layers are numbers from 0 to 1"),
+        (["decoder", "--text", "text.jsonl", "--edit", "value:parallel=0,layers=7"], "layers are numbers from 0 to 1"),
         (["bare"], "no tokenizer"),
         (["encoder"], "give --edit"),
         (["masked", "--ruler", "single"], "for decoders"),

@@ -298,7 +298,9 @@ def test_a_place_that_takes_no_files_is_refused_before_the_model_is_opened(here,
         folder.mkdir()
         (folder / "items.jsonl").write_text("")
     closed = folder if there else tmp_path
-    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != str(closed) and real(path, mode))  # as on a mount that is read only
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: str(path) != str(closed) and real(path, mode)
+    )  # as on a mount that is read only
     monkeypatch.setattr("thalweg.cli.opening.open_any", lambda *_, **__: pytest.fail("the model was opened"))
     assert main(["eval", "decoder", "--text", "text.jsonl", "-o", str(folder)]) == 2
     assert (

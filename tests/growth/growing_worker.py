@@ -11,7 +11,14 @@ from thalweg.growth.run import grow
 from thalweg.training import TrainConfig
 from thalweg.training.parallel import process_group
 
-BASE = {"depth": 2, "width": 16, "heads": 1, "model": {"head_size": 4}, "data": "copy:vocab=8,half=4", "sequence_length": 9}
+BASE = {
+    "depth": 2,
+    "width": 16,
+    "heads": 1,
+    "model": {"head_size": 4},
+    "data": "copy:vocab=8,half=4",
+    "sequence_length": 9,
+}
 BASE |= {"batch_size": 16, "steps": 12, "lr": 1e-2, "eval_every": 6, "eval_batches": 1, "threads": 1, "geometry": False}
 GROWTH = {"check_every": 2, "dwell": 4, "threshold": 0.3, "most_heads": 4}
 

@@ -308,3 +308,30 @@ def test_a_diverged_network_ends_growth_and_the_run(tmp_path):
     found = grow(config(lr=1e4, warmup=0.0, clip=0.0, connection="none", diverge_patience=2), tmp_path / "run")
     assert found.result.status == "diverged" or found.growth["status"] == "unstable"
     assert found.growth["status"] != "converged" and math.isfinite(found.growth["parameters"])
+
+
+def test_optimisers_go_on_through_an_event():
+    """What AdamW knew of the old entries is there after a birth, bit by bit, and steps are counted on; an optimiser made anew knows nothing."""
+    from thalweg.training.engine import Engine
+    from thalweg.training.parallel import Ranks
+    from thalweg.training.tasks import load_task
+
+    engine = Engine(config(), load_task(config()), torch.device("cpu"), Ranks())
+    grower = Grower(config())
+    grower.attach(engine)
+    engine.gradients()
+    engine.update(1)
+
+    def known():
+        adam = engine.optimizers.members["adamw"]
+        return adam.state[engine.model.blocks[0].sublayers[0].query.weight]
+
+    before = {name: value.clone() for name, value in known().items()}
+    assert grower.controller.check(0)[0].kind == "birth"
+    after, rows = known(), len(before["exp_avg"])
+    assert len(after["exp_avg"]) > rows and float(after["step"]) == float(before["step"]) == 1
+    for name in ("exp_avg", "exp_avg_sq"):
+        assert before[name].any() and torch.equal(after[name][:rows], before[name]) and not after[name][rows:].any()
+    engine.gradients()
+    engine.update(2)
+    assert float(known()["step"]) == 2

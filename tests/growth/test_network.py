@@ -321,7 +321,9 @@ def test_an_encoder_of_masked_tokens_is_compared_where_tokens_are_real():
 @pytest.mark.parametrize("kv_heads", [None, 2])
 def test_dictionaries_of_new_heads_start_from_what_reaches_them_and_old_ones_stay(kv_heads):
     """Drawn at random they would lie far outside: here the loss of the new one is no more than the spread of its tokens."""
-    network = TransformerNetwork(model_of(heads=4, kv_heads=kv_heads, head_prototypes=True, prototypes=3), batch_of(), dictionary_weight=1.0)
+    network = TransformerNetwork(
+        model_of(heads=4, kv_heads=kv_heads, head_prototypes=True, prototypes=3), batch_of(), dictionary_weight=1.0
+    )
     old = attentions_of(network.model)[0].dictionary.prototypes.detach().clone()
     before = network.outputs().clone()
     network.add_heads(0, births(network, 0))

@@ -86,6 +86,14 @@ def test_order_and_content(tmp_path):
     ]
 
 
+def test_what_no_heading_explains_is_explained(tmp_path):
+    said = page(finished(tmp_path / "run"), tmp_path).said
+    assert "spikes: share of steps whose training loss is above" in said.replace("Spikes", "spikes")
+    assert "peak memory (on a CPU of the whole process with its libraries, on a GPU of tensors)" in said
+    assert "xz: what this general compressor needs for the same text" in said
+    assert "One run each: no spread over seeds is known" in said and "standard deviation over seeds" not in said
+
+
 @pytest.mark.parametrize(
     ("status", "says"),
     [

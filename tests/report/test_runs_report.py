@@ -25,7 +25,7 @@ CONFIG = {"connection": "additive", "depth": 2, "width": 32, "seed": 0, "data": 
 HOSTILE = "</pre></style><script>alert('x')</script>"
 
 
-def run_of(path, *, status="done", loss=4.0, layers=2, nulls=NULLS, **config):
+def run_of(path, *, status="done", loss=4.0, layers=2, nulls=NULLS, cost=COST, **config):
     run = RunFolder.create(path, {**CONFIG, "depth": layers, **config}, seed=0)
     for step, value in ((0, 7.6), (20, loss)):
         run.log(step, "val/loss", value, "nats/token")
@@ -33,7 +33,7 @@ def run_of(path, *, status="done", loss=4.0, layers=2, nulls=NULLS, **config):
         run.log(step, "train/loss", value, "nats/token")
     run.add_measures(rows(["effective_rank"], layers, steps=(0, 20)))
     if status != "running":
-        run.finish(status, {"step": 20, "nulls": nulls, "cost": COST, "reason": "" if status == "done" else "SIGINT"})
+        run.finish(status, {"step": 20, "nulls": nulls, "cost": cost, "reason": "" if status == "done" else "SIGINT"})
     return run
 
 
@@ -90,6 +90,14 @@ def test_runs_that_did_not_end_keep_their_place(tmp_path):
     rank = figure_of(found, "Normalised effective rank")
     assert all(f"{run.path.name}</li>" in rank for run in runs)
     assert "null: unigram entropy" in figure_of(found, "Validation loss")
+
+
+def test_the_headline_does_not_give_one_run_the_tokens_of_another(tmp_path):
+    costs = [{**COST, "tokens": tokens} for tokens in (12_800, 51_200, 51_200)]
+    runs = [run_of(tmp_path / str(i), cost=cost) for i, cost in enumerate(costs)]
+    assert "12.8 k or 51.2 k training tokens of austen, 3 runs" in page(runs, tmp_path).said
+    many = [run_of(tmp_path / f"m{i}", cost={**COST, "tokens": 1000 * i}) for i in (4, 1, 3, 2)]
+    assert "1 k to 4 k training tokens" in page(many, tmp_path).said
 
 
 def test_other_data_is_pointed_out(tmp_path):
@@ -167,3 +175,25 @@ def test_a_killed_run_shows_the_null_of_its_data(tmp_path, monkeypatch):
     assert legend not in (tmp_path / "changed.html").read_text()
     (tmp_path / "t.txt").unlink()
     assert main(["report", "run", "-o", "gone.html"]) == 0
+
+
+def test_what_is_left_out_and_what_is_said_are_no_difference(tmp_path, capsys):
+    short = {"connection": "additive", "depth": 2, "data": "austen", "seed": 0}
+    a = RunFolder.create(tmp_path / "a", short, seed=0)
+    b = RunFolder.create(tmp_path / "b", {**short, "width": 64, "heads": 2, "lr": 2e-3, "seed": 1}, seed=1)
+    for run in (a, b):
+        run.log(0, "train/loss", 7.0, "nats/token")
+    output = tmp_path / "out.html"
+    assert main(["report", str(a.path), str(b.path), "-o", str(output)]) == 0
+    found = read(output)
+    assert "unset" not in found.said and "seed 0 1" in found.said
+    capsys.readouterr()
+    assert main(["compare-runs", str(a.path), str(b.path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["config"] == {"seed": [0, 1]}
+
+
+def test_a_long_name_of_a_run_does_not_push_the_last_column_off_the_page(tmp_path):
+    """Nine columns beside an unwrapped name are wider than the page."""
+    page([run_of(tmp_path / "a"), run_of(tmp_path / "b")], tmp_path)
+    style = (tmp_path / "runs.html").read_text()
+    assert re.search(r"tbody th \{[^}]*white-space: normal", style)

@@ -56,6 +56,17 @@ def test_figures_and_tables_are_where_they_belong():
     assert (none.streams, none.tables, none.coefficients) == ([], {}, None)
 
 
+def test_the_cost_of_a_replaced_mixing_is_drawn_with_its_errors():
+    """A change of 1e-6 is nothing where the table says that its error is larger."""
+    ends = {"low": -3e-6, "high": 5e-6, "interval": "+- 2 standard errors over sequences", "n": 16, "step": 100}
+    found = [Measurement("mixer_replaced.identity", 1e-6, layer=layer, **ends) for layer in (0, 1)]
+    (figure,) = [f for f in geometry({"mhc": [record(measures=found)]}).streams if "identity" in f.title]
+    assert 'class="band' in figure.svg and "Band: two standard errors over sequences" in figure.caption
+    plain = [Measurement("mixer_replaced.identity", 1e-6, layer=layer, step=100) for layer in (0, 1)]
+    (figure,) = [f for f in geometry({"mhc": [record(measures=plain)]}).streams if "identity" in f.title]
+    assert 'class="band' not in figure.svg and "Band:" not in figure.caption
+
+
 def test_pictures_of_use_of_many_arms_are_folded():
     found = geometry({f"arm {i}": [made()] for i in range(3)})
     assert len(found.more[MIXING]) == 6 and not any("reads" in f.title for f in found.streams)

@@ -25,3 +25,9 @@ def test_a_lock_is_what_the_plan_resolves_to(path):
 def test_records_of_edits_are_found(plan):
     done, wanted = studies.study(shipped_folder() / f"{plan}.toml", "small").progress()
     assert done == wanted
+
+
+@pytest.mark.parametrize("plan", ["continuum-claims", "growth-claims"])
+def test_records_of_experiments_are_found(plan):
+    done, wanted = studies.study(shipped_folder() / f"{plan}.toml", "small").progress()
+    assert done == wanted

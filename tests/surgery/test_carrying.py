@@ -7,8 +7,7 @@ import torch
 from growing_reference import decoder, tokens
 
 from thalweg.errors import InputError
-from thalweg.surgery import carry_optimizer, grow_depth, grow_heads, grow_width, mask_heads, prune_heads
-from thalweg.surgery import carrying
+from thalweg.surgery import carry_optimizer, carrying, grow_depth, grow_heads, grow_width, mask_heads, prune_heads
 from thalweg.training.optim import Optimizers, make_groups
 
 SHAPES = {
@@ -132,7 +131,11 @@ def test_ours_stay_in_the_order_of_the_model_and_resume(tmp_path):
         optimizer.zero_grad()
         model(tokens(seed=step), labels=tokens(seed=step)).loss.backward()
         optimizer.step(1e-3)
-    for operation in (lambda m: grow_heads(m, {0: 2}), lambda m: grow_depth(m, [0, 2]), lambda m: grow_width(m, ffn_width=64)):
+    for operation in (
+        lambda m: grow_heads(m, {0: 2}),
+        lambda m: grow_depth(m, [0, 2]),
+        lambda m: grow_width(m, ffn_width=64),
+    ):
         model, change = operation(model)
         carry_optimizer(optimizer, change)
     fresh = ours(model)
@@ -207,6 +210,9 @@ def test_permuted_state_is_seen(monkeypatch):
         return {k: v.roll(1, 0) if v.ndim and v.shape == new.shape else v for k, v in found.items()}
 
     monkeypatch.setattr(carrying, "carried_state", wrong)
-    for test in (test_old_state_to_the_last_bit_and_zeros_for_the_new, test_the_next_step_moves_old_entries_as_without_growth):
+    for test in (
+        test_old_state_to_the_last_bit_and_zeros_for_the_new,
+        test_the_next_step_moves_old_entries_as_without_growth,
+    ):
         with pytest.raises(AssertionError):
             test("adam", "heads")

@@ -49,7 +49,7 @@ def test_every_connection(name):
     for at, exact in zip((None, [0, 1, 1]), EXACT[name], strict=True):
         model = decoder(connection=name)
         if not exact:
-            with pytest.raises(InputError, match="is another function with a layer more|depend on its shape"):
+            with pytest.raises(InputError, match=r"is another function with a layer more|depend on its shape"):
                 grow_depth(model, at)
             continue
         grown, change = grow_depth(model, at)
@@ -96,7 +96,9 @@ def test_gradients_of_old_parameters_and_life_in_the_new():
             if map is not None and map.same and old[map.old] is not None:
                 assert torch.allclose(gradient, old[map.old], rtol=1e-9, atol=1e-11), (name, key)
         fresh = [key for key, map in change.maps.items() if map is None and key in new]
-        assert any(new[key] is not None and new[key].abs().sum() > 0 for key in fresh), name  # the layer can begin to learn
+        assert any(new[key] is not None and new[key].abs().sum() > 0 for key in fresh), (
+            name
+        )  # the layer can begin to learn
 
 
 def test_what_is_listed_by_layer_moves_along():

@@ -27,6 +27,7 @@ FORMS = {
     "parallel, wide heads": {"layers": ("parallel",), "head_size": 8},
     "layernorm, many streams": {"norm": "layernorm", "connection": "hyper_connections"},
     "experts": {"layers": ("attention", "moe")},
+    "transport plans": {"attention_weights": "sinkhorn"},
 }
 
 
@@ -36,7 +37,9 @@ def test_new_heads_change_no_number_and_no_gradient_of_the_old(form):
     group = model.config.head_group
     grown, change = grow_heads(model, {1: 2 * group}, generator=torch.Generator().manual_seed(1))
     assert grown.config.layer_heads == (4, 4 + 2 * group) and change.after is grown.config
-    assert change.parameters_added == sum(p.numel() for p in grown.parameters()) - sum(p.numel() for p in model.parameters())
+    assert change.parameters_added == sum(p.numel() for p in grown.parameters()) - sum(
+        p.numel() for p in model.parameters()
+    )
     before, old = logits_and_gradients(model, ids)
     after, new = logits_and_gradients(grown, ids)
     assert (after - before).abs().max() < 1e-12
@@ -63,7 +66,9 @@ def test_a_ragged_layer_is_attention_head_by_head():
     grown, _ = grow_heads(decoder(), {0: 4})
     scatter(grown, seed=3)
     attention, config = grown.blocks[0].sublayers[0], grown.config
-    x = torch.randn(1, LENGTH, config.width, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    x = torch.randn(
+        1, LENGTH, config.width, dtype=torch.float64, generator=torch.Generator().manual_seed(2)
+    ).requires_grad_()
     view = view_of(config, torch.arange(LENGTH)[None], torch.float64)
     cotangent = torch.randn(1, LENGTH, config.width, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
     inputs = [x, *attention.parameters()]
@@ -145,7 +150,9 @@ def test_the_configuration_of_ragged_heads():
         DecoderConfig(**values, layer_heads=(2, 6), attention_edit=lists)
 
 
-@pytest.mark.parametrize("form", ["grouped", "biased, gated by head", "dictionaries", "learned edit of every head", "experts"])
+@pytest.mark.parametrize(
+    "form", ["grouped", "biased, gated by head", "dictionaries", "learned edit of every head", "experts"]
+)
 def test_the_size_of_ragged_heads(form):
     model, _ = grow_heads(decoder(**FORMS[form]), {1: 4})
     size = size_of(model.config, length=6)
@@ -319,7 +326,13 @@ def in_front(kept, size):
     return taken
 
 
-MUTANTS = ["output map not zero", "old columns behind the new", "keys between the old ones", "mean over heads", "mask on queries"]
+MUTANTS = [
+    "output map not zero",
+    "old columns behind the new",
+    "keys between the old ones",
+    "mean over heads",
+    "mask on queries",
+]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
@@ -330,7 +343,9 @@ def test_wrong_growth_is_seen(mutant, monkeypatch):
     if mutant == "output map not zero":
         monkeypatch.setattr(heads_module, "begin", lambda *_: None)
     elif mutant == "old columns behind the new":
-        monkeypatch.setattr(heads_module, "axes_of", lambda *a: {n: v for n, v in axes(*a).items() if "output" not in n})
+        monkeypatch.setattr(
+            heads_module, "axes_of", lambda *a: {n: v for n, v in axes(*a).items() if "output" not in n}
+        )
 
         def front(name, map, old, new):
             if name.endswith("output.weight") and old.shape != new.shape:

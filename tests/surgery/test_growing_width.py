@@ -67,12 +67,15 @@ def test_layernorm_goes_along_exactly_or_is_refused(name):
 def test_every_part(shape, norm):
     model = decoder(norm=norm, **SHAPES[shape])
     if norm == "layernorm" and shape in ("prototypes", "edits", "sandwich norms"):
-        with pytest.raises(InputError, match="prototypes measure distances|sees added coordinates"):
+        with pytest.raises(InputError, match=r"prototypes measure distances|sees added coordinates"):
             grow_width(model, width=20)
         return
     grown, change = grow_width(model, width=20, ffn_width=None if shape == "prototypes" else 72)
     assert same(model, grown) and grown.config.head_width == 4 and grown.config.width == 20
-    assert sum(p.numel() for p in grown.parameters()) - sum(p.numel() for p in model.parameters()) == change.parameters_added
+    assert (
+        sum(p.numel() for p in grown.parameters()) - sum(p.numel() for p in model.parameters())
+        == change.parameters_added
+    )
 
 
 def test_gradients_of_old_entries_are_those_of_the_old_model():
@@ -102,7 +105,10 @@ def test_float32_and_powers_of_four():
 def test_new_units_write_nothing(kind):
     model = decoder(feed_forward=kind, bias=True)
     grown, _ = grow_width(model, ffn_width=100)
-    assert torch.equal(grown.blocks[0].sublayers[1].down.weight[:, model.config.feed_forward_width :].abs().sum(), torch.tensor(0.0).double())
+    assert torch.equal(
+        grown.blocks[0].sublayers[1].down.weight[:, model.config.feed_forward_width :].abs().sum(),
+        torch.tensor(0.0).double(),
+    )
     assert same(model, grown) and grown.config.width == 16 and grown.config.ffn_width == 100
     assert same(model, grow_width(model.float().double(), ffn_width=100)[0])
 
@@ -123,7 +129,11 @@ def test_experts_grow_with_the_shared_ones():
         ({}, {"expert_width": 80}, "have no experts"),
         ({"layers": ("attention", "moe")}, {"ffn_width": 80}, "no feed-forward sublayer"),
         ({"connection": "sub_ln"}, {"ffn_width": 80}, "norms all units of a sublayer together"),
-        ({"layers": ("attention", "prototypes"), "prototype_temperature": 0.001}, {"width": 64}, "would leave its range"),
+        (
+            {"layers": ("attention", "prototypes"), "prototype_temperature": 0.001},
+            {"width": 64},
+            "would leave its range",
+        ),
     ],
 )
 def test_what_cannot_grow_is_refused(changes, sizes, words):
@@ -185,7 +195,11 @@ def test_wrong_growth_is_seen(mutant, monkeypatch):
         monkeypatch.setattr(width_module, "uses_layernorm", lambda *_: False)
     else:
         right_axis = width_module.appended
-        monkeypatch.setattr(width_module, "appended", lambda *a: right_axis(*a).roll(a[1] - a[0]) if "embedding" in a[4] else right_axis(*a))
+        monkeypatch.setattr(
+            width_module,
+            "appended",
+            lambda *a: right_axis(*a).roll(a[1] - a[0]) if "embedding" in a[4] else right_axis(*a),
+        )
     try:
         grown, _ = grow_width(model, width=26)
     except InputError as error:

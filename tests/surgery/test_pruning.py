@@ -13,7 +13,17 @@ from thalweg.geometry.directional import head_energy
 from thalweg.models import Encoder, EncoderConfig
 from thalweg.models.hf import in_shell
 from thalweg.models.look import view_of
-from thalweg.surgery import HeadScore, Source, grow_heads, head_masks, head_scores, lowest, prune, prune_heads, save_pruned
+from thalweg.surgery import (
+    HeadScore,
+    Source,
+    grow_heads,
+    head_masks,
+    head_scores,
+    lowest,
+    prune,
+    prune_heads,
+    save_pruned,
+)
 from thalweg.surgery.scoring import SCORES
 
 
@@ -89,7 +99,9 @@ def test_scores_leave_the_model_as_it_is_and_tell_how_far_they_are():
     model, said = decoder().train(), []
     before = model(tokens()).logits
     for by in SCORES:
-        found = head_scores(in_shell(model) if by == "output" else model, tokens(9), by, progress=lambda *at: said.append(at))
+        found = head_scores(
+            in_shell(model) if by == "output" else model, tokens(9), by, progress=lambda *at: said.append(at)
+        )
         assert [s.heads for s in found] == [(0, 1), (2, 3)] * 2 and all(isinstance(s, HeadScore) for s in found)
     assert torch.equal(model(tokens()).logits, before) and (3, 3) in said
     assert not any(m._forward_pre_hooks for m in model.modules())
@@ -111,11 +123,21 @@ def test_a_new_head_writes_nothing_and_goes_first():
 
 
 def test_the_lowest_leave_one_of_every_layer():
-    scores = [HeadScore(0, (0,), 3.0), HeadScore(0, (1,), 1.0), HeadScore(0, (2,), 2.0), HeadScore(1, (0,), 0.1), HeadScore(1, (1,), 9.0)]
+    scores = [
+        HeadScore(0, (0,), 3.0),
+        HeadScore(0, (1,), 1.0),
+        HeadScore(0, (2,), 2.0),
+        HeadScore(1, (0,), 0.1),
+        HeadScore(1, (1,), 9.0),
+    ]
     assert lowest(scores, 1) == {1: [0]} and lowest(scores, 2) == {0: [1], 1: [0]}
     assert lowest(scores, 3) == {0: [1, 2], 1: [0]}
     pairs = [HeadScore(0, (0, 1), 3.0), HeadScore(0, (2, 3), 1.0)]
-    for given, count, words in ((scores, 4, "1 to 3 heads can go"), (scores, 0, "got 0"), (pairs, 1, "a multiple of 2")):
+    for given, count, words in (
+        (scores, 4, "1 to 3 heads can go"),
+        (scores, 0, "got 0"),
+        (pairs, 1, "a multiple of 2"),
+    ):
         with pytest.raises(InputError, match=words):
             lowest(given, count)
 

@@ -159,6 +159,26 @@ def test_commands_parse(page):
                 raise AssertionError(f"{page.name}: thalweg {' '.join(argv)}: {error}") from error
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_blocks_of_commands_can_be_pasted(page):
+    """No alternative is a pipe, and no two runs of one block go to one folder."""
+    for block in blocks(page, "sh"):
+        calls = [line.split(" #")[0].strip() for line in block.splitlines()]
+        assert not [line for line in calls if re.match(r"thalweg .*\S\|\S", line)]
+        runs = [
+            shlex.split(line)[2:] for line in calls if line.startswith("thalweg train --") and "--resume" not in line
+        ]
+        places = [default_of(argv) for argv in runs if "--dry-run" not in argv and "--print-config" not in argv]
+        assert len(set(places)) == len(places), f"two runs go to one folder: {places}"
+
+
+def default_of(argv: list[str]) -> str:
+    """The folder of a run, as :func:`thalweg.cli.train_command.run` names it."""
+    given = dict(zip(argv[::2], argv[1::2], strict=False))
+    name = f"{given.get('--connection', 'additive')}-d{given.get('--depth')}-s{given.get('--seed', 0)}"
+    return given.get("-o", given.get("--output", name))
+
+
 def test_commands_are_found_and_wrong_ones_rejected(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(

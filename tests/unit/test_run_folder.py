@@ -197,6 +197,11 @@ def edited(run, **changes):
         ({"status": "finished"}, "unknown status"),
         ({"status": ["running"]}, "'status' is a list"),
         ({"config": "width=3"}, "'config' is a str"),
+        (
+            {"config": {"depth": "two"}},
+            "'depth' of its config is 'two', which must be a whole number; restore the file",
+        ),
+        ({"config": {"width": 2.5}}, "'width' of its config is 2.5"),
         ({"notes": "REMOVED"}, "lacks 'notes'"),
         ({"result": None}, "'result' is a NoneType"),
     ],
@@ -233,8 +238,9 @@ def test_foreign_metrics_are_refused_by_line_number(run, line):
     run.log(0, "loss", 1.0)
     with (run.path / "metrics.jsonl").open("a") as file:
         file.write(line + "\n")
-    with pytest.raises(CheckpointError, match=r"metrics\.jsonl:2"):
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl:2 .*: restore the file, or remove that line$") as caught:
         run.metrics()
+    assert "'step'" not in str(caught.value)  # the text of a KeyError
 
 
 def test_one_process_at_a_time(tmp_path):

@@ -8,7 +8,16 @@ from typing import Any
 from thalweg.capture.weights import LAYERS, SIZES
 from thalweg.errors import CheckpointError, nearest
 
-HEADS = ("num_attention_heads", "num_key_value_heads", "n_head", "n_heads", "num_heads", "heads", "kv_heads", "head_dim")
+HEADS = (
+    "num_attention_heads",
+    "num_key_value_heads",
+    "n_head",
+    "n_heads",
+    "num_heads",
+    "heads",
+    "kv_heads",
+    "head_dim",
+)
 COUNTS = (*LAYERS, *SIZES, *HEADS)
 INNER = ("intermediate_size", "ffn_dim", "n_inner", "ffn_width")  # 0: a model without such sublayers
 

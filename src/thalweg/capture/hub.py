@@ -25,8 +25,8 @@ class OnHub:
         return f"at hub commit {self.commit}" if self.commit else "from an earlier download; the hub was not asked"
 
 
-def look_up(name: str, others: str) -> OnHub:
-    """The repository ``name``. others: what may be given instead.
+def look_up(name: str, others: str, meant: str = "") -> OnHub:
+    """The repository ``name``. others: what may be given instead. meant: what was perhaps meant.
 
     Raises: OfflineError where the hub cannot be reached and nothing is cached; InputError for a name that it does not show.
     """
@@ -34,7 +34,7 @@ def look_up(name: str, others: str) -> OnHub:
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
     logger = logging.getLogger("huggingface_hub")
-    level = logger.level
+    level, hint = logger.level, f"did you mean {meant!r}? " if meant else ""
     logger.setLevel(logging.CRITICAL)
     try:
         cached = isinstance(try_to_load_from_cache(name, "config.json"), str)
@@ -42,16 +42,16 @@ def look_up(name: str, others: str) -> OnHub:
             raise ConnectionError("HF_HUB_OFFLINE is set and nothing is cached")
         return OnHub(name, HfApi().model_info(name, timeout=TIMEOUT).sha)
     except HFValidationError:
-        raise InputError(f"{name!r} is no folder here and cannot be a name on a hub; {others}") from None
+        raise InputError(f"{name!r} is no folder here and cannot be a name on a hub; {hint}{others}") from None
     except Exception as error:  # the library and its transports raise many kinds
         if cached:
             return OnHub(name, None)
         if isinstance(error, RepositoryNotFoundError):
             raise InputError(
-                f"{name} is no folder here, and the hub shows no model of that name to you; check the name, or log in; {others}"
+                f"{name} is no folder here, and the hub shows no model of that name to you; {hint}check the name, or log in; {others}"
             ) from None
         raise OfflineError(
-            f"{name} is no folder here, and the hub did not give it ({first_line(error)}); check name and network, or {others}"
+            f"{name} is no folder here, and the hub did not give it ({first_line(error)}); {hint}check name and network, or {others}"
         ) from None
     finally:
         logger.setLevel(level)

@@ -16,7 +16,7 @@ from thalweg.capture.hub import OnHub, look_up
 from thalweg.capture.quiet import hushed, readable
 from thalweg.capture.weights import check_fit, check_sizes, few
 from thalweg.config import checked_path, is_path
-from thalweg.errors import CheckpointError, InputError, MissingExtraError, UnknownNameError, first_line
+from thalweg.errors import CheckpointError, InputError, MissingExtraError, UnknownNameError, first_line, nearest
 from thalweg.records.run import RunFolder
 
 Kind = Literal["decoder", "encoder", "masked-lm"]
@@ -241,7 +241,7 @@ def _place(name: str) -> "Path | OnHub":
         return at_hand.prepare(name)
     path = checked_path(name, expand=True)
     if not (is_path(name) or path.exists()):
-        return look_up(name, _places())
+        return look_up(name, _places(), next(iter(nearest(name, at_hand.MODELS, n=1, cutoff=0.6)), ""))
     if not path.exists():
         raise InputError(f"{name} does not exist; {_places()}")
     if path.is_file():

@@ -239,8 +239,8 @@ class Probe:
         return self.measurements.to_pandas()
 
     def save(self, path: str | Path) -> None:
-        """Write all rows: ``.jsonl``, ``.parquet`` or ``.csv``. Raises: InputError, MissingExtraError."""
-        check_format(path)
+        """Write all rows: ``.jsonl``, ``.parquet`` or ``.csv``. Raises: InputError, also where there is no such folder; MissingExtraError."""
+        _check_folder(check_format(path))
         export(self.measurements, path)
 
 
@@ -358,11 +358,13 @@ def _path_of(path: str | Path, rank: int | None) -> Path:
     found = Path(path)
     if found.suffix != ".jsonl":
         raise InputError(f"path must end in .jsonl, got {found}; write other formats ({', '.join(FORMATS)}) by save()")
-    if not found.parent.is_dir():
-        raise InputError(
-            f"{found} cannot be written: there is no folder {found.parent}; make it or choose another place"
-        )
+    _check_folder(found)
     return found if rank is None else found.with_name(f"{found.stem}-rank{rank}.jsonl")
+
+
+def _check_folder(path: Path) -> None:
+    if not path.parent.is_dir():
+        raise InputError(f"{path} cannot be written: there is no folder {path.parent}; make it or choose another place")
 
 
 def _kind(row: Measurement) -> str:

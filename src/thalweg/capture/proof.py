@@ -144,7 +144,9 @@ class Replay:
         model = self.located.model
         name = getattr(getattr(model, "config", None), "name_or_path", "") or type(model).__name__
         if found := not_finite(model):
-            raise ProofError(f"{name}: {found}, so nothing can be proved or measured; take other weights or save them anew")
+            raise ProofError(
+                f"{name}: {found}, so nothing can be proved or measured; take other weights or save them anew"
+            )
         raise ProofError(
             f"{name} itself gives values that are not finite at {at}, so nothing can be proved; use another dtype, "
             f"attention backend or side of padding"

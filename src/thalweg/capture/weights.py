@@ -44,7 +44,9 @@ def not_finite(model: nn.Module) -> str:
     """``NAME holds N values that are NaN or infinite`` of the first such weight; empty where all are numbers."""
     for name, weight in model.named_parameters():
         values = shown(weight)
-        if values is None or bool(values.sum(dtype=torch.float32).isfinite()):  # one value that is not finite makes the sum so
+        if values is None or bool(
+            values.sum(dtype=torch.float32).isfinite()
+        ):  # one value that is not finite makes the sum so
             continue
         if bad := int((~torch.isfinite(values)).sum()):
             return f"{name} holds {counted(bad, 'value')} that {'is' if bad == 1 else 'are'} NaN or infinite"

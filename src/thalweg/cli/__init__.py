@@ -15,7 +15,7 @@ from thalweg.errors import ExitCode, InputError, ThalwegError, ThalwegWarning, U
 
 COMMANDS = {
     "demo": "train several connections on real text, judge a small study, write a report",
-    "list": "what exists: connections, measures, plans, tasks",
+    "list": "what exists: connections, mixers, compressors, probes, experiments, measures, plans, tasks",
     "show": "everything about one of them",
     "train": "train one model, or go on with a run",
     "generate": "text from a trained run",

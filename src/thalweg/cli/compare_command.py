@@ -301,6 +301,15 @@ def _limits(found, args) -> list[str]:
 
 def _command(args) -> str:
     names = ["method", *SHORT, "mode", "preset", "tokens", "length", "batch_size", "dtype", "backend", "option"]
-    names += ["text", "map", "calibration", "no_values", "layer_kl", "low_memory", "allow_unverified", "trust_remote_code"]
+    names += [
+        "text",
+        "map",
+        "calibration",
+        "no_values",
+        "layer_kl",
+        "low_memory",
+        "allow_unverified",
+        "trust_remote_code",
+    ]
     flags = [(name, getattr(args, name)) for name in names]
     return command_line("compare", filter(None, (args.base, args.compressed)), [*flags, ("seed", args.seed or None)])

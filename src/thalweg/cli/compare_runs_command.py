@@ -21,8 +21,9 @@ def configure(parser) -> None:
 
 def run(args) -> ExitCode:
     from thalweg.records.compare import compare
+    from thalweg.training.config import settled
 
-    found = compare(args.first, args.second)
+    found = compare(args.first, args.second, settle=settled)
     if args.json:
         emit(config.to_plain(found))
     else:
@@ -30,7 +31,12 @@ def run(args) -> ExitCode:
         table([{"name": k, "first": a, "second": b} for k, (a, b) in found.config.items()], columns)
         table(
             [
-                {"name": k, "first": f"{a:.6g}", "second": f"{b:.6g}", "d": f"{b - a:+.6g}"}
+                {
+                    "name": f"{k} [{found.units[k]}]" if k in found.units else k,
+                    "first": f"{a:.6g}",
+                    "second": f"{b:.6g}",
+                    "d": f"{b - a:+.6g}",
+                }
                 for k, (a, b) in found.final.items()
             ],
             {"name": "last value", "first": "first", "second": "second", "d": "second - first"},

@@ -21,6 +21,11 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}; see {self.prog} --help")
 
+    def _check_value(self, action, value):  # argparse's own lists the choices and suggests none
+        if action.choices is not None and value not in action.choices:
+            flag = next((option for option in action.option_strings if option.startswith("--")), None)
+            raise UnknownNameError(f"value of {flag}" if flag else action.dest, value, action.choices)
+
     def parse_args(self, args=None, namespace=None):  # type: ignore[override]  # argparse's overloads say no more
         try:
             parsed, unknown = self.parse_known_args(args, namespace)

@@ -4,6 +4,7 @@ from typing import Any
 
 from thalweg.cli import edit_flags
 from thalweg.cli.console import emit, say, table
+from thalweg.cli.edit_spec import DOING
 from thalweg.errors import ExitCode, InputError
 
 EXAMPLES = """examples:
@@ -18,9 +19,6 @@ every layer), random_direction (a change of the same size in a random direction)
 token's, in the place of every token's own coefficient, measured on the shipped training text.
 
 Exit codes: 0 done; 2 cannot be opened, edited or scored; 5 a proof failed, or the no-op is none"""
-
-
-GIVEN = ("parallel", "perpendicular", "control", "coefficient")
 
 
 def configure(parser) -> None:
@@ -47,6 +45,8 @@ def run(args) -> ExitCode:
     edit_flags.placed(opened, options)
     found = generated(args, opened, options) if documents is None else evaluated(args, opened, options, documents)
     emit(found) if args.json else _print(found)
+    if overflow := edit_flags.overflow_line(found.get("differences", [])):
+        raise InputError(overflow)
     return ExitCode.OK
 
 
@@ -65,7 +65,7 @@ def options_of(args):
         if getattr(args, name) is not None:
             values[name] = getattr(args, name)
     made = EditOptions(site=site[0], seed=args.seed, **values)
-    if values.keys().isdisjoint(GIVEN):
+    if values.keys().isdisjoint(DOING):
         raise InputError(
             f"nothing says what is done to {made.site}; give --parallel, --perpendicular, --control or --coefficient"
         )

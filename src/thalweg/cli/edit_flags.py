@@ -1,5 +1,6 @@
 """What ``thalweg edit`` and ``thalweg sweep`` share: flags of an edit, the text that is scored, the proof before the first number."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,8 @@ def documents_for(args):
     from thalweg.evaluation.scoring import check_batch
 
     check_batch(args.batch_size, "right")
-    if args.window is not None and args.window < 1:
-        raise InputError(f"a window has at least 1 token, got {args.window}")
+    if args.window is not None and args.window < 2:
+        raise InputError(f"a window has at least 2 tokens, one to read and one to predict, got {args.window}")
     return documents_of(args.text).first(args.limit)
 
 
@@ -181,6 +182,17 @@ def few_line(n: int, noun: str = "document") -> str:
     if n < 3:
         return f"{n} {noun}s: no interval (it needs 3), and {least}; give more {noun}s"
     return f"{n} {noun}s: {least}" if n < 6 else ""
+
+
+def overflow_line(differences: list[dict[str, Any]]) -> str:
+    """That an edited model gives no numbers where its no-op does, of ``Difference.plain``; empty where it does."""
+    lost = [one["metric"] for one in differences if math.isfinite(one["baseline"]) and not math.isfinite(one["edited"])]
+    if not lost:
+        return ""
+    return (
+        f"the edited model gives values that are not finite ({', '.join(lost)}), which are no result; "
+        "give scales nearer to 1, or another --dtype"
+    )
 
 
 def p_value(p: float, n: int) -> str:

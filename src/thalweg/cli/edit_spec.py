@@ -9,6 +9,7 @@ from thalweg.errors import InputError, UnknownNameError
 
 FLAGS = {"exclude_self": ("exclude_self", True), "full_aggregate": ("exclude_self", False)}
 NUMBERS = ("parallel", "perpendicular")
+DOING = ("parallel", "perpendicular", "control", "coefficient")  # the options of an edit that make it one
 COUNTS = ("skip_first", "seed")
 _NUMBERS = re.compile(r"-?\d+(-\d+)?")
 TEXTS = ("group", "layers", "phase", "control", "coefficient", "reference", "route")
@@ -55,7 +56,13 @@ def edit_of(text: str):
         if key in values:
             raise InputError(f"{text!r} says {key.replace('_', '-')} twice")
         values[key], last = value, part
-    return EditOptions(**values)
+    made = EditOptions(**values)
+    if values.keys().isdisjoint(DOING):
+        raise InputError(
+            f"nothing says what the edit {text!r} does to {made.site}; give parallel, perpendicular, control or coefficient, "
+            f"as in {made.site}:parallel=0"
+        )
+    return made
 
 
 def _number(value: str, part: str, kind: type) -> Any:

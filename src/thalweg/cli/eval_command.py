@@ -69,6 +69,7 @@ def configure(parser) -> None:
 
 def run(args) -> ExitCode:
     from thalweg.capture.proof import dtype_name
+    from thalweg.cli.edit_flags import overflow_line
     from thalweg.cli.opening import open_any
     from thalweg.evaluation.keeping import Kept, place
     from thalweg.evaluation.subjects import witness
@@ -95,6 +96,9 @@ def run(args) -> ExitCode:
         _print(found)
     if kept.failed is not None:  # what was scored is printed all the same
         raise kept.failed
+    for one in found["edits"]:
+        if overflow := overflow_line(one["differences"]):
+            say(f"warning: {one['edit']}: {overflow}", quiet=args.quiet)
     return ExitCode.OK
 
 
@@ -361,7 +365,7 @@ def _print(found: dict[str, Any]) -> None:
     rows = [
         {
             "task": name,
-            "metric": metric,
+            "metric": f"{metric} [{row['unit']}]" if row["unit"] else metric,
             "value": number(row["value"]),
             "between": between(row),
             "null": "" if row["null"] is None else f"{number(row['null'])} ({row['null_kind']})",
@@ -386,7 +390,7 @@ def _print_edits(edits, number, between) -> None:
         {
             "edit": one["edit"],
             "task": one["task"],
-            "metric": row["metric"],
+            "metric": f"{row['metric']} [{row['unit']}]" if row["unit"] else row["metric"],
             "no-op": number(row["baseline"]),
             "edited": number(row["edited"]),
             "difference": number(row["difference"]),

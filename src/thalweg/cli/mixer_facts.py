@@ -23,7 +23,7 @@ def mixer(name: str, streams: int, options: dict[str, Any]) -> dict[str, Any]:
         "coverage": facts.coverage,
         "cost": facts.cost,
         "start": facts.start,
-        "claims, tested at random logits": config.to_plain(claims),
+        "claims, tested at random logits": said(claims),
         "chosen by us": list(facts.chosen),
         "deviations": list(facts.deviations),
         "verified": list(facts.verified),
@@ -31,6 +31,33 @@ def mixer(name: str, streams: int, options: dict[str, Any]) -> dict[str, Any]:
         "options explained": explained(type(module.options), options),
         f"measured at {streams} streams": _measured(module),
         "bibtex": facts.bibtex,
+    }
+
+
+SUMS = {"exact": "one, to rounding", "converging": "one, to an error that depends on the logits", "none": "not claimed"}
+REACHES = {
+    "birkhoff": "every doubly stochastic matrix",
+    "row_stochastic": "every matrix whose rows sum to one",
+    "column_stochastic": "every matrix whose columns sum to one",
+    "positive": "every matrix with entries in (0, 2)",
+    "orthogonal": "orthogonal matrices, see coverage",
+    "any": "every matrix",
+    "own": "a family of its own, see coverage",
+}
+
+
+def said(claims) -> dict[str, Any]:
+    """Claims under words that say what they mean."""
+    return {
+        "sums of rows": SUMS[claims.rows],
+        "sums of columns": SUMS[claims.columns],
+        "no entry below zero": claims.nonnegative,
+        "no singular value above one": claims.spectral,
+        "orthogonal": claims.orthogonal,
+        "streams can be renamed by renaming logits": claims.equivariant,
+        "begins near the identity": claims.identity,
+        "every logit has a derivative at the start": claims.moves,
+        "its logits come close to": REACHES[claims.reaches],
     }
 
 
@@ -59,4 +86,9 @@ def _measured(module) -> dict[str, Any]:
         found[f"logits of sd {spread}: largest |row sum - 1|, |column sum - 1|, smallest entry"] = (
             f"{error.rows.max():.1e}, {error.columns.max():.1e}, {drawn.min():+.3f}"
         )
+    rounded = constraint_error(module.float()(torch.randn(2000, count, generator=generator)).detach())
+    module.double()
+    found["in float32, logits of sd 1: largest |row sum - 1|, |column sum - 1|"] = (
+        f"{rounded.rows.max():.1e}, {rounded.columns.max():.1e}"
+    )
     return found

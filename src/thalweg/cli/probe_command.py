@@ -198,12 +198,23 @@ def finish(args, page: Path, found: Any, facts: dict[str, str]) -> ExitCode:
         table(shown, {"probe": "probe", "found": "found"})
         say(f"report: {page}", quiet=args.quiet)
     if not any(len(one.rows) for one in probes):
-        why = "; ".join(one.words for one in probes)
-        raise InputError(f"no probe gave a number: {why}")
+        raise InputError(f"no probe gave a number; why stands above and in {page}")
     return ExitCode.OK
 
 
 def _command(args) -> str:
-    names = ("only", "text", "length", "bos", "map", "allow_unverified", "dtype", "backend", "which", "trust_remote_code", "option")
+    names = (
+        "only",
+        "text",
+        "length",
+        "bos",
+        "map",
+        "allow_unverified",
+        "dtype",
+        "backend",
+        "which",
+        "trust_remote_code",
+        "option",
+    )
     flags = [(name, getattr(args, name)) for name in names]
     return command_line("probe", [args.model], [*flags, ("tokens", None if args.tokens == TOKENS else args.tokens)])

@@ -81,8 +81,8 @@ def of_run(folder: str, output: str | Path) -> Path:
     """The report of a run folder."""
     from thalweg.records.run import RunFolder
     from thalweg.reports import write_run_report
-    from thalweg.reports.growth import is_grown
     from thalweg.reports.grown import write_grown_report
+    from thalweg.reports.growth import is_grown
 
     run = RunFolder.open(folder)
     connection, options = used(run)
@@ -95,6 +95,7 @@ def of_runs(folders: Sequence[str], output: str | Path) -> Path:
     """The report of several run folders side by side."""
     from thalweg.records.run import RunFolder
     from thalweg.reports.runs import labels, write_runs_report
+    from thalweg.training.config import settled
 
     if len(folders) > MOST_RUNS:
         raise InputError(
@@ -106,7 +107,8 @@ def of_runs(folders: Sequence[str], output: str | Path) -> Path:
         raise InputError(f"{twice} is given twice; give each run once")
     by_run = dict(zip(labels(runs), map(used, runs), strict=True))
     names = [name for name, _ in by_run.values()]
-    return write_runs_report(runs, output, citations(names), deviations(by_run), [*map(nulls_of_data, runs)])
+    configs = [settled(run.config) for run in runs]
+    return write_runs_report(runs, output, citations(names), deviations(by_run), [*map(nulls_of_data, runs)], configs)
 
 
 def nulls_of_data(run) -> dict[str, float]:

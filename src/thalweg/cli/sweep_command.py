@@ -75,6 +75,7 @@ def swept(args, opened, points, documents, record: Path) -> dict[str, Any]:
     from thalweg._words import counted
     from thalweg.cli.eval_command import cost_line
     from thalweg.editing import sweep
+    from thalweg.editing.sweeping import recorded
     from thalweg.evaluation.jobs import cost_of
 
     def tell(text: str) -> None:
@@ -86,11 +87,12 @@ def swept(args, opened, points, documents, record: Path) -> dict[str, Any]:
     proof = edit_flags.proved(opened, documents[0].text)
     tell(edit_flags.proof_line(proof))
     tell(job.plan)
-    noops = len({p.options.as_noop().describe() for p in points})
-    edits = sum(not p.options.is_identity for p in points)
-    tell(cost_line(cost_of(opened.model, [job], 1 + noops + edits), noops, edits))
+    there = recorded(record)
+    noops = {f"no-op: {p.options.as_noop().describe()}" for p in points} - there
+    edits = {p.name for p in points if not p.options.is_identity} - there
+    tell(cost_line(cost_of(opened.model, [job], 1 + len(noops) + len(edits)), len(noops), len(edits)))
     if record.exists():
-        tell(f"going on with {record}")
+        tell(f"going on with {record}: {counted(sum(p.name in there for p in points), 'point')} are there")
     start = time.perf_counter()
 
     def evaluate(role):
@@ -99,7 +101,7 @@ def swept(args, opened, points, documents, record: Path) -> dict[str, Any]:
     def on_point(done: int, of: int, point, result) -> None:
         if result is not None:
             first = result.differences[0]
-            tell(f"  {done} of {of}: {point.name}: {first.metric} {first.value:+.4g}")
+            tell(f"  {done} of {of} points: {point.name}: {first.metric} {first.value:+.4g}")
 
     subject = {
         "model": opened.name,
@@ -121,6 +123,7 @@ def swept(args, opened, points, documents, record: Path) -> dict[str, Any]:
         "backend": backend,
         "seconds": time.perf_counter() - start,
         "unedited": done.unedited.values(),
+        "units": {metric.name: metric.unit for metric in done.unedited.metrics},
         "n": len(done.unedited.items),
         "points": done.table(),
         "rows": done.measurements(model=opened.name),
@@ -137,7 +140,10 @@ def written(args, opened, documents, found: dict[str, Any], rows, page: Path) ->
     facts = {
         "model": "; ".join((opened.name, *opened.notes)),
         "text": found["text"],
-        "unedited": ", ".join(f"{name} {number(value)}" for name, value in found["unedited"].items()),
+        "unedited": ", ".join(
+            " ".join(filter(None, (name, number(value), found["units"].get(name))))
+            for name, value in found["unedited"].items()
+        ),
         "edits": "; ".join(dict.fromkeys(f"{p['site']}: {_where(p['edit'])}" for p in found["points"])),
         "proof": edit_flags.proof_line(found["proof"]).removeprefix("proof: "),
         "cost": f"{found['seconds']:.0f} s in this call, {passes} edited passes over the text (a record may hold earlier ones)",
@@ -194,7 +200,19 @@ def _where(edit: dict[str, Any]) -> str:
 
 
 def _command(args) -> str:
-    names = ("site", "parallel", "perpendicular", "layers", "heads", "limit", "window", "backend", "which", "full", "text")
+    names = (
+        "site",
+        "parallel",
+        "perpendicular",
+        "layers",
+        "heads",
+        "limit",
+        "window",
+        "backend",
+        "which",
+        "full",
+        "text",
+    )
     flags = [(name, getattr(args, name)) for name in names]
     defaults = {"skip_first": 0, "group": "head", "reference": "stream", "dtype": "float32", "seed": 0}
     flags += [(name, getattr(args, name)) for name, default in defaults.items() if getattr(args, name) != default]

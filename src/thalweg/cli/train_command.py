@@ -108,6 +108,7 @@ def refuse_used(folder: Path) -> None:
             f"{folder} holds a run already; go on with it by --resume {folder}, or choose another folder by -o"
         )
     RunFolder.check_new(folder)
+    config.check_writable(folder)
 
 
 def requested(args, base: dict | None = None):

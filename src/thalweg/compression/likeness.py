@@ -1,7 +1,6 @@
 """Which block of one model is which of another, by their weights: a sample of entries of every matrix, the same of all blocks."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float

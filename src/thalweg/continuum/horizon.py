@@ -92,6 +92,7 @@ FIGURES = (
         "share of attention",
         log_x=True,
         lines="site",
+        names=("seen", "predicted, fitted tail", "predicted, normal tail"),
         note="Of the best key of the needle, without the first token. Predicted: from the shortest length alone. Dashed: other keys.",
     ),
     Figure(

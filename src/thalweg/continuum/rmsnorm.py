@@ -93,6 +93,7 @@ FIGURES = (
         x_label="log10 of epsilon",
         y_label="stretch",
         log_y=True,
+        names=("at the origin", "at the activations"),
         note="At the origin a straight line of slope -1/2 by algebra; at the mean square that the activations have, nearly flat.",
     ),
 )

@@ -118,6 +118,7 @@ FIGURES = (
         log_x=True,
         lines="site",
         note="Dashed: the highest peak of random frequencies over as many distances.",
+        names=("within the window", "within all distances looked at"),
     ),
 )
 

@@ -16,6 +16,8 @@ CONTROLS = ("diagonal", "random", "random_normal", "random_direction")
 REFERENCES = ("stream", "block_input")
 ROUTES = ("tap", "hooks")
 
+MOST_SCALE = 1e6  # of a retained scale: far beyond every published one (-10 to 11), far below where float32 overflows
+
 Scale = float | Mapping[int, float]
 
 
@@ -24,7 +26,8 @@ class EditOptions:
     """Options of :func:`thalweg.editing.edit`, checked.
 
     site: of :data:`SITES`, or an alias of it.
-    parallel, perpendicular: retained scales, one for all layers or by layer; 1 keeps, 0 removes. exclude_self: of values, leave alone what a
+    parallel, perpendicular: retained scales, one for all layers or by layer; 1 keeps, 0 removes, at most a million either way.
+    exclude_self: of values, leave alone what a
     token reads of itself; None is True for values. group: heads projected together. layers, heads, skip_first, phase: where it holds.
     coefficient: what takes the place of the coefficient along the reference. control: what is done in place of the edit, to compare with.
     reference: of the residual stream, what "along" means: the stream before the addition, or the input of the block. route: how values are
@@ -174,3 +177,8 @@ def _check_scale(name: str, scale: Any) -> None:
     for value in scale.values() if isinstance(scale, Mapping) else (scale,):
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise InputError(f"{name} is a retained scale (1 keeps, 0 removes), a finite number, got {value!r}")
+        if abs(value) > MOST_SCALE:
+            raise InputError(
+                f"{name} is a retained scale of at most {MOST_SCALE:g} either way, got {value:g}, with which numbers of the model overflow; "
+                "give one nearer to 1"
+            )

@@ -228,6 +228,19 @@ def sweep(
     return Sweep(unedited, tuple(results), dtype_name(model), dict(subject or {}), unasked)
 
 
+def recorded(record: str | Path) -> set[str]:
+    """The names of the evaluations that a record holds, none where there is no record: ``no-op: EDIT``, and those of points.
+
+    Raises: CheckpointError for a broken one; what it is the record of, :func:`sweep` checks.
+    """
+    path = Path(record)
+    return (
+        {str(row["name"]) for _, row in jsonl.read_lines(path, "record of a sweep") if "name" in row}
+        if path.exists()
+        else set()
+    )
+
+
 class _Record:
     """A file of JSON lines: a header, then the columns of every evaluation. Without a path nothing is kept."""
 

@@ -163,7 +163,7 @@ class TransformerNetwork:
         found: dict[str, Tensor] = {}
 
         def seer(name: str) -> Any:
-            def see(layer: Any, args: tuple[Any, ...]) -> None:
+            def see(layer: Any, args: Any) -> None:
                 real = args[1] if len(args) > 1 else None
                 found[name] = layer.tokens(args[0] if real is None else args[0][real]).detach()
 
@@ -190,7 +190,7 @@ class TransformerNetwork:
 
     @torch.no_grad()
     def _start(self, layer: int, count: int) -> None:
-        """Dictionaries of the last ``count`` heads (groups) of a layer, from what reaches them: drawn at random they would have another size."""
+        """Dictionaries of the last ``count`` heads (groups) of a layer, from what reaches them: random ones would have another size."""
         dictionary = attentions_of(self.model)[layer].dictionary
         if dictionary is not None:
             names = {id(part): name for name, part in dictionaries(self.model)}

@@ -52,7 +52,7 @@ class Kronecker(Mixer):
     Options = KroneckerOptions
     options: KroneckerOptions
     facts = MixerFacts(
-        source="Zhou, Gu, Iacovides, Mandic 2026, KromHC, arXiv 2601.21579, as the research note gives it (text and code 7b15834f)",
+        source="Zhou, Gu, Iacovides, Mandic 2026, KromHC, arXiv 2601.21579 (text, and code at 7b15834f)",
         equation="n = i_1 ... i_K;  U^k = sum_p softmax(z^k)_p P_p over i_k! permutations;  M = U^K (x) ... (x) U^1",
         words="The streams are the cells of a grid [i_K ... i_1]; along each axis a small doubly stochastic matrix [i_k i_k] mixes them.",
         coverage="products of small doubly stochastic matrices: K dimensions at n = 2^K, and there only symmetric matrices that commute",

@@ -24,9 +24,9 @@ class DecoderConfig:
     ffn_width: kind and inner width (None: 4 width for gelu; 8/3 width, rounded up to a multiple of 8, for swiglu). rope_base: base of the
     rotary angles. max_length: longest sequence, in tokens. tie_embeddings: the unembedding is the embedding. attention_gate: a sigmoid
     gate on the attention output, one per head or per element. attention_weights: softmax, or a transport plan by ``attention_iterations`` of
-    Sinkhorn's, causal where the model is (:func:`thalweg.ops.entropic.causal_bridge`). qk_norm: a norm on queries and keys of each head. layers: the sublayers of
-    one layer, in order. initial_std, embedding_std: normal initialisation. bias: in all linear maps. gradient_checkpointing: recompute
-    each block in the backward pass. logit_softcap: c tanh(logits / c), or None.
+    Sinkhorn's, causal where the model is (:func:`thalweg.ops.entropic.causal_bridge`). qk_norm: a norm on queries and keys of each head.
+    layers: the sublayers of one layer, in order. initial_std, embedding_std: normal initialisation. bias: in all linear maps.
+    gradient_checkpointing: recompute each block in the backward pass. logit_softcap: c tanh(logits / c), or None.
 
     What published models have beside. head_size: width of one head (None: width / heads). attention_scale: factor on the products of queries
     and keys (None: 1 / sqrt of the width of a head). attention_bias: which maps of attention have a bias (None: all or none, by ``bias``).

@@ -156,7 +156,7 @@ def in_shell(model: Transformer, **settings: Any) -> ThalwegPreTrainedModel:
     config = cast(type[ThalwegConfig], kind.config_class).of(model.config, **settings)
     config.dtype = next(model.parameters()).dtype
     with torch.device("meta"):
-        shell = kind(config)
+        shell: ThalwegPreTrainedModel = cast(Any, kind)(config)
     setattr(shell, kind.base_model_prefix, model)
     shell._tied_weights_keys = shared_parameters(shell)
     return shell.eval()

@@ -52,6 +52,11 @@ class ThalwegForSequenceClassification(_EncoderShell):
 
     objective = "classification"
 
+    @property
+    def num_labels(self) -> int:
+        """How many classes, under the name that Hugging Face's own models have for it."""
+        return self.encoder.head.out_features
+
     def get_output_embeddings(self) -> None:
         """None: the head gives classes, no tokens."""
 

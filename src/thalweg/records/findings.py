@@ -18,6 +18,7 @@ class Figure:
     title: what is shown. measures: names of measures, one line each. x: the field of a row that runs along the axis (``layer``: by depth;
     ``step``: any whole number, as a distance or a time). x_label, y_label: with units. log_x, log_y: scales; a logarithmic one draws positive
     values alone. lines: a field (``branch``, ``site``, ``head``, ``stream``, ``arm`` ...) each value of which is a line of its own, or "".
+    names: what the line of each measure is called, one for each (none: the measure).
     note: what a reader should look at, in a sentence. The null of the rows is drawn as a dashed line, their low and high as a band.
     """
 
@@ -30,6 +31,7 @@ class Figure:
     log_y: bool = False
     lines: str = ""
     note: str = ""
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.x not in AXES:
@@ -38,6 +40,8 @@ class Figure:
             raise UnknownNameError("field of a measurement", self.lines, FIELDS)
         if isinstance(self.measures, str) or not self.measures:
             raise InputError(f"a figure needs a tuple of measures, got {self.measures!r}")
+        if self.names and len(self.names) != len(self.measures):
+            raise InputError(f"names are one for each of {len(self.measures)} measures, got {len(self.names)}")
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,10 @@ class Finding:
     @classmethod
     def from_plain(cls, table: Mapping[str, Any]) -> "Finding":
         """Raises: InputError, UnknownNameError for a table that is none."""
-        figures = tuple(Figure(**{**one, "measures": tuple(one["measures"])}) for one in table.get("figures", ()))
+        lists = ("measures", "names")
+        figures = tuple(
+            Figure(**{**one, **{name: tuple(one.get(name, ())) for name in lists}}) for one in table.get("figures", ())
+        )
         rows = Measurements(Measurement(**row) for row in table.get("rows", ()))
         plain = {name: table[name] for name in _PLAIN if name in table}
         found = cls(**plain, rows=rows, figures=figures)

@@ -9,6 +9,7 @@ from typing import Any
 from thalweg.errors import CheckpointError, InputError
 from thalweg.records.files import is_complete, read_bytes
 
+REMEDY = "restore the file, or remove that line"
 _NAMES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -71,11 +72,11 @@ def read_lines(path: str | Path, what: str) -> list[tuple[int, dict[str, Any]]]:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise CheckpointError(
-                f"{path}:{index} is broken ({_first_line(error)}); this is not a {what}, or it was changed by hand"
+                f"{path}:{index} is broken ({_first_line(error)}); this is not a {what}, or it was changed by hand: {REMEDY}"
             ) from None
         if not isinstance(row, dict):
             raise CheckpointError(
-                f"{path}:{index} holds a JSON {type(row).__name__}, not a table; this is not a {what}"
+                f"{path}:{index} holds a JSON {type(row).__name__}, not a table; this is not a {what}: {REMEDY}"
             )
         rows.append((index, row))
     return rows

@@ -112,7 +112,7 @@ class RunFolder:
             raise InputError(f"{path} is in use by another process; wait for it or choose another folder") from None
         except (OSError, NotImplementedError) as error:
             raise InputError(
-                f"{path} cannot be locked for writing: {getattr(error, 'strerror', None) or error}"
+                f"{path} cannot be locked for writing: {getattr(error, 'strerror', None) or error}; choose another place"
             ) from error
         try:
             yield
@@ -270,11 +270,11 @@ class RunFolder:
         for index, row in rows:
             row["value"], row["unit"] = jsonl.number(row.get("value")), row.get("unit", "")
             try:
-                Measurement(row.get("name", ""), row["value"], unit=row["unit"], step=row["step"])
-            except (InputError, KeyError) as error:
-                raise CheckpointError(f"{self._metrics}:{index} is no metric: {error}") from None
-            if row["step"] is None:
-                raise CheckpointError(f"{self._metrics}:{index} is no metric: it has no step")
+                Measurement(row.get("name", ""), row["value"], unit=row["unit"], step=row.get("step"))
+            except InputError as error:
+                raise CheckpointError(f"{self._metrics}:{index} is no metric: {error}: {jsonl.REMEDY}") from None
+            if row.get("step") is None:
+                raise CheckpointError(f"{self._metrics}:{index} is no metric: it has no step: {jsonl.REMEDY}")
         return rows
 
     def _update(self, **fields: Any) -> None:
@@ -307,12 +307,29 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
+_WHOLE = (
+    "depth",
+    "width",
+    "heads",
+    "kv_heads",
+    "sequence_length",
+    "batch_size",
+    "steps",
+)  # of a config, where they stand in it
+
+
 def _check(record: dict[str, Any], path: Path) -> None:
     for name, types in _TYPES.items():
         if name not in record:
             raise InputError(f"{path} is no run record of thalweg: it lacks {name!r}")
         if not isinstance(record[name], types):
             raise InputError(f"{path} is no run record of thalweg: {name!r} is a {type(record[name]).__name__}")
+    for name in _WHOLE:
+        value = record["config"].get(name)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            raise InputError(
+                f"{path} is no run record of thalweg: {name!r} of its config is {value!r}, which must be a whole number; restore the file"
+            )
     if record["status"] not in STATUSES:
         raise InputError(f"{path} is no run record of thalweg: unknown status {str(record['status'])[:40]!r}")
 

@@ -16,6 +16,7 @@ from thalweg.reports.text import counted, deviation, listed, mean, number
 from thalweg.studies.store import RunRecord
 
 MOST_USAGE = 4  # pictures of the use of streams that are shown openly, two for each arm
+ERRORS = "standard errors over sequences"  # what the interval of a row says whose ends are drawn as a band
 MOST_STARTS = 8  # arms up to which the state before training is drawn beside
 INTRODUCTION = (
     "By layer, as the verdicts read them: measures of states show the state that enters each layer and, at the last "
@@ -81,7 +82,7 @@ def _only(record: RunRecord, rows: Sequence[Measurement]) -> RunRecord:
 
 def _figure(name: str, arms: Arms) -> Figure:
     known = shown(name)
-    curves, steps, first_steps, seeds, absent = [], set(), set(), set(), []
+    curves, steps, first_steps, seeds, absent, errors = [], set(), set(), set(), [], False
     rows = [row for records in arms.values() for record in sound(records) for row in record.measures]
     for look, (arm, records) in enumerate(arms.items()):
         found = [record for record in sound(records) if len(record.measures)]
@@ -89,7 +90,10 @@ def _figure(name: str, arms: Arms) -> Figure:
             absent.append(arm)
             continue
         seeds.add(len(found))
-        curves.append(_line(arm, [r.depth_profile(name) for r in found], look))
+        line = _line(arm, [r.depth_profile(name) for r in found], look)
+        banded = _with_ends(line, found[0]) if len(found) == 1 else line
+        errors |= banded is not line
+        curves.append(banded)
         steps |= {step for r in found for step in _steps(r)[-1:]}
         starts = [(r, s[0]) for r in found if len(s := _steps(r)) > 1]
         if starts and len(arms) <= MOST_STARTS:
@@ -101,6 +105,7 @@ def _figure(name: str, arms: Arms) -> Figure:
     caption = [
         known.caption,
         _facts(rows, sorted(steps), sorted(first_steps), sorted(seeds)),
+        "Band: two standard errors over sequences (of a layer with several sites their mean)." if errors else "",
         f"Not measured: {listed(absent)}." if absent else "",
         f"Left out, diverged: {listed(gone)}." if (gone := lost(arms)) else "",
     ]
@@ -155,6 +160,25 @@ def _line(label: str, profiles: Sequence[dict[int, float]], look: int, kind: Kin
     columns = [[p[layer] for p in profiles] for layer in layers]
     sd = [deviation(c) for c in columns] if kind == "arm" else ()
     return Line(label, layers, [mean(c) for c in columns], sd, look, kind)
+
+
+def _with_ends(line: Line, record: RunRecord) -> Line:
+    """The curve of one run with the ends that its rows carry, of a layer the mean over its sites; as it is where a layer has none."""
+    last = max(_steps(record), default=None)
+    ends: dict[int, list[tuple[float, float]]] = {}
+    for row in record.measures:
+        if (
+            row.step == last
+            and row.layer is not None
+            and row.low is not None
+            and row.high is not None
+            and ERRORS in row.interval
+        ):
+            ends.setdefault(row.layer, []).append((row.low, row.high))
+    if not ends or any(layer not in ends for layer in line.x):
+        return line
+    low, high = ([mean([pair[side] for pair in ends[int(layer)]]) for layer in line.x] for side in (0, 1))
+    return dataclasses.replace(line, sd=(), low=low, high=high)
 
 
 def _nulls(name: str, arms: Arms) -> list[Line]:

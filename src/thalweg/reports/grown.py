@@ -21,7 +21,7 @@ from thalweg.reports.growth import (
     growth_figures,
     read,
 )
-from thalweg.reports.run import UNITS, headline_of, name_of, quality_of_run, record_of, title_of
+from thalweg.reports.run import COST_NAMES, UNITS, headline_of, name_of, quality_of_run, record_of, title_of
 from thalweg.reports.study import data_notes
 from thalweg.reports.text import NONE, big, counted, listed, moment, number
 from thalweg.studies.observe import unlearned
@@ -122,7 +122,7 @@ def _later(grown: Grown) -> str:
 def _cost(grown: Grown, cost: Mapping[str, Any]) -> dict[str, str]:
     """What the model costs, beside where it began and beside having been this large from the start."""
     about = grown.about
-    found = {name.replace("_", " "): big(value, UNITS.get(name, "")) for name, value in cost.items()}
+    found = {COST_NAMES.get(name, name.replace("_", " ")): big(v, UNITS.get(name, "")) for name, v in cost.items()}
     if about.get("parameters_start") is not None:
         found["parameters"] = f"{big(about['parameters_start'])} at the start, {big(about.get('parameters'))} now"
     if about.get("flops_start") is not None:

@@ -333,7 +333,9 @@ def extremes(rows: Measurements) -> Table:
             if points:
                 middle = sorted(y for y, _ in points)[len(points) // 2]
                 ends = (f"{number(y)} ({place(x, not one.of_updates)})" for y, x in (min(points), max(points)))
-                found.append((one.title, curve.label, number(middle), *ends))
+                found.append(
+                    (f"{one.title} [{one.axis}]" if one.axis else one.title, curve.label, number(middle), *ends)
+                )
     return Table(
         ("measure", "of", "middle", "lowest", "highest"),
         found,

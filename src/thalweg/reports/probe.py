@@ -50,7 +50,10 @@ def write_probe_report(
     provenance: Mapping[str, Any] | None = None,
     citations: Sequence[str] = (),
 ) -> Path:
-    """Write the page of :func:`thalweg.continuum.findings`. Raises: InputError without a finding; for a full disk."""
+    """Write the page of :func:`thalweg.continuum.findings`. citations: none are the sources that the probes name.
+
+    Raises: InputError without a finding; for a full disk.
+    """
     probes = [one for one in found if one.probe != PROOF]
     if not probes:
         raise InputError("there is no finding to report; name at least one probe")
@@ -70,7 +73,7 @@ def write_probe_report(
         command=command,
         limits=[*failed, *silent] or ["Every probe that was asked for applies."],
         provenance=here(provenance or {}),
-        citations="\n\n".join(citations),
+        citations="\n\n".join(citations or [*dict.fromkeys(one.source for one in ran if one.source)]),
     )
 
 
@@ -105,6 +108,7 @@ def drawing(one: Finding, plan: records.Figure) -> Figure | None:
         note = f"{note} {MOST_LINES} of {len(groups)} curves are drawn: those that differ most in their largest value.".strip()
         groups = _spread_out(groups)
     curves = [_line(label, rows, plan, look) for look, (label, rows) in enumerate(groups.items())]
+    note = f"{note} {_hidden(curves)}".strip()
     curves += _nulls(chosen, plan)
     fields = {"x_label": plan.x_label, "y_label": plan.y_label, "log_y": plan.log_y, "log_x": plan.log_x}
     return lines(plan.title, curves, caption=note, **fields)
@@ -113,13 +117,30 @@ def drawing(one: Finding, plan: records.Figure) -> Figure | None:
 def _groups(chosen: Iterable[Measurement], plan: records.Figure) -> dict[str, list[Measurement]]:
     """Rows by curve: by measure, where there are several, and by the field ``lines``; in the order of x."""
     found: dict[str, list[Measurement]] = {}
+    called = dict(zip(plan.measures, plan.names, strict=False))
     for row in chosen:
         value = getattr(row, plan.lines) if plan.lines else None
         names = [] if value in (None, "") else [f"{FIELD.get(plan.lines, '')} {value}".strip()]
         if len(plan.measures) > 1 or not names:
-            names.insert(0, row.measure.partition(".")[2] or row.measure)
+            names.insert(0, called.get(row.measure) or _words(row.measure))
         found.setdefault(", ".join(names), []).append(row)
     return {label: sorted(rows, key=lambda row: _at(row, plan.x) or 0.0) for label, rows in found.items()}
+
+
+def _words(measure: str) -> str:
+    """A measure as a legend says it, without the name of its probe."""
+    return (measure.partition(".")[2] or measure).replace(".", " ").replace("_", " ")
+
+
+def _hidden(curves: Sequence[Line]) -> str:
+    """Which curves lie exactly on others and cannot be seen; empty where all can."""
+    drawn = [curve for curve in curves if len(curve.x) > 0]
+    found = []
+    for i, curve in enumerate(drawn):
+        under = next((one for one in drawn[:i] if (one.x, one.y) == (curve.x, curve.y)), None)
+        if under is not None:
+            found.append(f"{curve.label} lies on {under.label}")
+    return f"{'; '.join(found)}: they have the same values." if found else ""
 
 
 def _spread_out(groups: Mapping[str, list[Measurement]]) -> dict[str, list[Measurement]]:

@@ -19,6 +19,8 @@ from thalweg.studies.store import RunRecord
 SHOWN = ("val/", "task/", "train/loss")
 MEASURED = "measured.jsonl"  # in a run folder: what ``thalweg measure`` found
 UNITS = {"peak_memory": "B", "seconds": "s"}
+COST_NAMES = {"peak_memory": "peak memory (on a CPU of the whole process with its libraries, on a GPU of tensors)"}
+XZ = "xz: what this general compressor needs for the same text, by itself or after the training text."
 
 
 def record_of(run: RunFolder, status: str, nulls: Mapping[str, float]) -> RunRecord:
@@ -81,7 +83,7 @@ def write_run_report(
         status=run.status,
         headline=f"{headline_of(run)} {dull}".strip() if run.status != "running" else headline_of(run),
         quality=quality_of_run(record),
-        cost={k.replace("_", " "): big(v, UNITS.get(k, "")) for k, v in record.cost.items()},
+        cost={COST_NAMES.get(k, k.replace("_", " ")): big(v, UNITS.get(k, "")) for k, v in record.cost.items()},
         training=training_figures(arms),
         introduction=INTRODUCTION,
         geometry=geometry(arms),
@@ -106,8 +108,12 @@ def quality_of_run(record: RunRecord) -> Table:
         if series and key.startswith(SHOWN)
     ]
     for name, found in nulls_of({"": [record]}).items():
-        rows += [(f"null: {name}", number(value, 5), record.units.get(series) or NULL_UNITS[series], NONE) for series, value in found.items()]
-    return Table(("measure", "value", "unit", "step"), rows)
+        rows += [
+            (f"null: {name}", number(value, 5), record.units.get(series) or NULL_UNITS[series], NONE)
+            for series, value in found.items()
+        ]
+    note = XZ if any(name.startswith("null: xz") for name, *_ in rows) else ""
+    return Table(("measure", "value", "unit", "step"), rows, note)
 
 
 def headline_of(run: RunFolder) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from thalweg.config import to_toml
 from thalweg.records.run import RunFolder
@@ -32,8 +33,10 @@ def write_runs_report(
     citations: Sequence[str] = (),
     deviations: Sequence[str] = (),
     nulls: Sequence[Mapping[str, float]] = (),
+    settled: Sequence[Mapping[str, Any]] = (),
 ) -> Path:
     """Write one report of several run folders to ``path``. nulls: of the data of each run, for records that hold none.
+    settled: the configuration of each run with what it leaves to its defaults, to tell what differs (none: as they are saved).
 
     Raises: InputError (disk full, no permission).
     """
@@ -51,7 +54,7 @@ def write_runs_report(
         headline=f"{listed(f'{n} {status}' for status, n in ended.items())}. {scale_of(shown)}.",
         status="done" if set(ended) == {"done"} else "running",
         cost=_results(names, runs, shown),
-        differences=_differences(names, runs),
+        differences=_differences(names, settled or [run.config for run in runs]),
         training=training_figures(arms),
         introduction=INTRODUCTION,
         geometry=geometry(shown),
@@ -92,12 +95,12 @@ def _results(names: Sequence[str], runs: Sequence[RunFolder], arms: Arms) -> Tab
     return Table(("run", *quality.values(), *COSTS), [*rows, *nulls], note)
 
 
-def _differences(names: Sequence[str], runs: Sequence[RunFolder]) -> Table:
-    """The keys of the configuration in which the runs differ."""
-    keys = dict.fromkeys(key for run in runs for key in run.config)
+def _differences(names: Sequence[str], configs: Sequence[Mapping[str, Any]]) -> Table:
+    """The keys of the configurations in which the runs differ."""
+    keys = dict.fromkeys(key for config in configs for key in config)
     rows = []
     for key in keys:
-        values = [words(run.config[key]) if key in run.config else UNSET for run in runs]
+        values = [words(config[key]) if key in config else UNSET for config in configs]
         if len(set(values)) > 1:
             rows.append((key, *(value or "none" for value in values)))
     return Table(("configuration", *names), rows, "" if rows else "The runs have the same configuration.")

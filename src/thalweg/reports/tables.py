@@ -27,8 +27,21 @@ UNLIKE = 0.05  # difference in size or cost between the arms of a contrast that 
 COST_NOTE = (
     "FLOPs are those of training. Tokens/s and peak memory (of the process on a CPU, of tensors on a GPU) are {those} on this machine with "
     "whatever ran beside: compare them within this table only. Not learned: runs whose loss is not below the unigram entropy, or "
-    "whose bits/byte are not below what xz reaches on the same text. The last rows are nulls of the data."
+    "whose bits/byte are not below what xz, a general compressor, reaches on the same text. The last rows are nulls of the data."
 )
+SPREAD = "Mean ± standard deviation over seeds"
+ALONE = "One run each: no spread over seeds is known"
+STABILITY = {  # how the heading of a measure begins -> what it is
+    "stability spikes": "spikes: share of steps whose training loss is above the 90 % quantile of the steps just before",
+    "stability gradient variation": "gradient variation: standard deviation over mean of the gradient norm after the warm-up",
+}
+
+
+def spread_of(arms: Arms) -> str:
+    """What a cell with several seeds shows, or that there is one run each."""
+    return SPREAD if any(len(records) > 1 for records in arms.values()) else ALONE
+
+
 COSTS = ("parameters", "of the connection", "FLOPs/token", "tokens/s", "peak memory", "tokens")
 
 
@@ -40,7 +53,9 @@ def cost_table(arms: Arms, roles: Mapping[str, str]) -> Table:
         role = roles.get(arm, "")
         name = f"{arm} ({role})" if role and role != "treatment" else arm
         rows.append((name, _counts(records, sound(records)), *cost_cells(records, quality)))
-    note = "Mean ± standard deviation over the runs that did not diverge, at their last evaluation. "
+    several = any(len(sound(records)) > 1 for records in arms.values())
+    over = f"{SPREAD.removesuffix(' over seeds')} over the runs that did not diverge" if several else "One run each"
+    note = f"{over}, at their last evaluation. "
     return Table(
         ("arm", "runs", *quality.values(), *COSTS),
         [*rows, *null_rows(arms, quality)],
@@ -53,7 +68,9 @@ def quality_of(arms: Arms) -> dict[str, str]:
     tasks = sorted(
         {name for records in arms.values() for r in records for name in r.metrics if name.startswith("task/")}
     )
-    unit = next((r.units["val/loss"] for records in arms.values() for r in records if "val/loss" in r.units), "nats/token")
+    unit = next(
+        (r.units["val/loss"] for records in arms.values() for r in records if "val/loss" in r.units), "nats/token"
+    )
     quality = {"val/loss": f"final loss [{unit}]", "val/bits_per_byte": "bits/byte"}
     return quality | {name: name.removeprefix("task/").replace("_", " ") for name in tasks}
 
@@ -201,9 +218,12 @@ def scalar_table(arms: Arms) -> Table | None:
     counts = sorted({row.n for row in every.values() if row.n is not None})
     note = f"At step {listed((f'{s:,}' for s in steps), 3)}. " if steps else ""
     note += f"Each value over n = {listed(map(str, counts), 4)} items (steps, sites or sequences). " if counts else ""
-    return Table(
-        ("arm", *columns), rows, note + "Mean ± standard deviation over seeds; a dash: not defined for the arm."
+    note += "".join(
+        f"{words[0].upper()}{words[1:]}. "
+        for name, words in STABILITY.items()
+        if any(c.startswith(name) for c in columns)
     )
+    return Table(("arm", *columns), rows, f"{note}{spread_of(arms)}; a dash: not defined for the arm.")
 
 
 def _scalars(record: RunRecord) -> dict[tuple[str, str, str], Measurement]:
@@ -276,8 +296,10 @@ def scale_of(arms: Arms) -> str:
         values = {v for r in records if isinstance(v := r.config.get(key), int | float | str)}
         return " or ".join(sorted(map(str, values))) or "?"
 
-    tokens = [v for r in records if isinstance(v := r.cost.get("tokens"), int | float)]
+    tokens = sorted({v for r in records if isinstance(v := r.cost.get("tokens"), int | float)})
+    shown = [*dict.fromkeys(map(big, tokens))] or ["?"]
+    trained = " or ".join(shown) if len(shown) < 4 else f"{shown[0]} to {shown[-1]}"
     return (
         f"{every('depth')} layers, width {every('width')}, sequences of {every('sequence_length')} tokens, "
-        f"{big(max(tokens)) if tokens else '?'} training tokens of {every('data')}, {counted(len(records), 'run')}"
+        f"{trained} training tokens of {every('data')}, {counted(len(records), 'run')}"
     )

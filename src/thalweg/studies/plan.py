@@ -217,7 +217,9 @@ def parse(table: Mapping[str, Any]) -> "AnyPlan":
     """
     _plain_values(table, "")
     if "kind" in table and table["kind"] not in KINDS:
-        raise UnknownNameError("kind of plan", str(table["kind"]), KINDS, more="Plans of trained arms and of edits state none.")
+        raise UnknownNameError(
+            "kind of plan", str(table["kind"]), KINDS, more="Plans of trained arms and of edits state none."
+        )
     if table.get("kind") == "experiment":
         from thalweg.studies.experiments.plan import parse_experiments
 

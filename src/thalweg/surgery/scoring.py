@@ -88,10 +88,10 @@ def lowest(scores: list[HeadScore], count: int) -> dict[int, list[int]]:
 def inputs_of(modules: Mapping[int, torch.nn.Module], see: Callable[[int, Tensor], None]) -> Iterator[None]:
     """Inside it, ``see`` is called with the layer and what its module is given."""
 
-    def hook(layer: int) -> Callable[[Any, Any], None]:
+    def watch(layer: int) -> Callable[[Any, Any], None]:
         return lambda _, args: see(layer, args[0])
 
-    hooks = [module.register_forward_pre_hook(hook(layer)) for layer, module in modules.items()]
+    hooks = [module.register_forward_pre_hook(watch(layer)) for layer, module in modules.items()]
     try:
         yield
     finally:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from thalweg import config
-from thalweg.errors import InputError, UnknownNameError
+from thalweg.errors import InputError, ThalwegError, UnknownNameError
 from thalweg.training import initial
 
 if TYPE_CHECKING:  # importing models loads torch; reading a configuration need not
@@ -339,3 +339,14 @@ def changes(saved: Mapping[str, Any], now: TrainConfig) -> list[str]:
         for key in keys
         if saved.get(key) != plain.get(key)
     ]
+
+
+def settled(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A saved configuration with every default and the sizes that the dial gives, so that what is left out and what is said can be the same;
+    as it is, where it cannot be read."""
+    try:
+        made = from_table(table)
+    except ThalwegError:
+        return dict(table)
+    sizes = {"width": made.resolved_width, "heads": made.resolved_heads, "kv_heads": made.resolved_heads}
+    return {**sizes, **config.to_plain(made)}

@@ -2,6 +2,8 @@
 
 import dataclasses
 import hashlib
+import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,9 +108,20 @@ def hashes(folder: str | Path) -> dict[str, str]:
 
 
 def _folder(folder: str | Path) -> Path:
+    from thalweg.models.hf_config import ThalwegConfig
+
     path = checked_path(folder, expand=True)
     if not path.is_dir():
         raise InputError(
             f"init_from names {folder}, which is no folder; give one that thalweg convert or save_pretrained wrote"
+        )
+    try:
+        kind = json.loads((path / "config.json").read_bytes()).get("model_type")
+    except (OSError, ValueError, AttributeError):  # who reads the configuration says what is wrong with it
+        return path
+    if isinstance(kind, str) and kind != ThalwegConfig.model_type:
+        raise InputError(
+            f"init_from names {folder}, a model of the type {kind!r}, and a run begins at one of ours; convert it first: "
+            f"thalweg convert {shlex.quote(str(folder))} --connection additive -o FOLDER"
         )
     return path

@@ -46,9 +46,14 @@ class Plan:
 
     @property
     def short(self) -> str:
-        """Where the split holds fewer tokens than were asked for, what was done; else nothing."""
+        """Where the split holds fewer tokens than were asked for, or a spread needs more, what was done; else nothing."""
         if self.tokens >= self.asked:
-            return ""
+            if self.asked > (LEAST_SEQUENCES - 1) * self.length:
+                return ""
+            return (
+                f"{self.asked:,} tokens were asked for; a spread needs at least {LEAST_SEQUENCES} sequences of {self.length:,} tokens, "
+                f"so {self.tokens:,} are read"
+            )
         return f"{self.asked:,} tokens were asked for; {self.data} ({self.split}) holds {self.tokens:,}, and all of them are used"
 
 

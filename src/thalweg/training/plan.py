@@ -59,7 +59,7 @@ class TrainPlan:
             f"parameters  {self.parameters:,} ({self.non_embedding_parameters:,} without embeddings, {self.stream_parameters:,} of the stream)",
             f"length      {self.steps:,} steps, {self.tokens:,} tokens ({self.train_tokens_per_parameter:.1f} per parameter)",
             f"FLOPs       {self.flops_per_token:.3g} per token, {self.flops:.3g} in all",
-            f"memory      {readable(self.memory)} on {self.device}",
+            f"memory      {readable(self.memory)} on {self.device} for weights, gradients, optimiser and activations (not the process itself)",
         ]
         if self.edits:
             what = "; ".join(f"{name.replace('_edit', '')} {edit}" for name, edit in self.edits.items())

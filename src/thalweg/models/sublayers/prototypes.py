@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -216,7 +216,7 @@ def start_dictionaries(
     started: list[str] = []
 
     def start(name: str):
-        def hook(layer: nn.Module, args: tuple) -> None:
+        def hook(layer: nn.Module, args: Any) -> None:
             if name not in started:
                 assert isinstance(layer, PrototypeLayer)
                 real = args[1] if len(args) > 1 else None

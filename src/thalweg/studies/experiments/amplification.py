@@ -102,11 +102,11 @@ def _born(
 
 @torch.no_grad()
 def _look(network: GrowingLayer, old: list[str], directions: dict[int, torch.Tensor]) -> dict[str, float]:
-    forces = {name: _force(network, head) for name, head in network.live.items() if isinstance(head, Head)}
+    forces = {name: _force(network, head) for name, head in network.parts.items()}
     pairs = []
     for name in old:
-        head = network.live[name]
-        assert isinstance(head, Head) and head.dictionary is not None
+        head = network.parts[name]
+        assert head.dictionary is not None
         pairs.append(farthest_pair(head.mixed(network.x).flatten(0, 1), head.dictionary.prototypes[0]).item())
     return {
         "force": sum(forces[name] for name in old) / len(old),

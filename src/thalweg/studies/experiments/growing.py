@@ -82,6 +82,11 @@ class GrowingLayer(nn.Module):
         self.born = 0
         self._insert(query, key, self._draw(width, x.shape[-1]) / 4)
 
+    @property
+    def parts(self) -> dict[str, Head]:
+        """The live heads by name."""
+        return {name: head for name, head in self.live.items() if isinstance(head, Head)}
+
     def _draw(self, rows: int, columns: int) -> Tensor:
         return torch.randn(rows, columns, generator=self.generator, dtype=torch.float64) / rows**0.5
 
@@ -95,12 +100,13 @@ class GrowingLayer(nn.Module):
         return self.born - 1
 
     def forward(self) -> Float[Tensor, "b t d"]:
-        return self.x + torch.stack([head(self.x) for head in self.live.values()]).sum(0)
+        return self.x + torch.stack([head(self.x) for head in self.parts.values()]).sum(0)
 
     def loss(self) -> Tensor:
         """What is trained: error and dictionaries."""
         error = (self() - self.target).square().mean()
-        parts = [head.dictionary.last.loss.sum() for head in self.live.values() if head.dictionary is not None]
+        seen = [head.dictionary.last for head in self.parts.values() if head.dictionary is not None]
+        parts = [losses.loss.sum() for losses in seen if losses is not None]
         return error + sum(parts) if parts else error
 
     def train_steps(self, steps: int, lr: float) -> float:
@@ -124,7 +130,7 @@ class GrowingLayer(nn.Module):
         return 1
 
     def heads(self, layer: int) -> list[HeadFactors]:
-        return [HeadFactors(int(name), head.query, head.key, head.mask) for name, head in self.live.items()]
+        return [HeadFactors(int(name), head.query, head.key, head.mask) for name, head in self.parts.items()]
 
     def inputs(self, layer: int) -> Float[Tensor, "n d"]:
         return self.x.flatten(0, 1)
@@ -145,7 +151,7 @@ class GrowingLayer(nn.Module):
         return [self._insert(birth.query, birth.key, zero) for birth in births]
 
     def mask_head(self, layer: int, head: int, value: float) -> None:
-        self.live[str(head)].mask = value
+        self.parts[str(head)].mask = value
 
     def prune_heads(self, layer: int, heads: Sequence[int]) -> None:
         for head in heads:

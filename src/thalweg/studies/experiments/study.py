@@ -147,7 +147,8 @@ def _weights(options: Mapping[str, Any]) -> str:
     """SHA-256 of the model at hand that options name, so that other weights are another experiment; empty for none."""
     from thalweg.capture import at_hand
 
-    known = at_hand.MODELS.get(options.get("model"))  # type: ignore[arg-type]  # whatever it is, it is no name of a model then
+    named = options.get("model")
+    known = at_hand.MODELS.get(named) if isinstance(named, str) else None
     return known.sha256 if known else ""
 
 

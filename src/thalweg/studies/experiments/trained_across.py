@@ -1,4 +1,4 @@
-"""What training with an edit of updates changes beside the loss: without the edit at use and the reverse, geometry, later edits, compression."""
+"""What training with an edit of updates changes beside the loss: use without the edit, geometry, later edits, compression."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -48,8 +48,8 @@ def _paired(names: Mapping[str, Any]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class TrainedAcrossOptions:
-    """train: fields of the training of both arms. attention_edit, mlp_edit: of the second arm (one of them may be empty). tokens: read for every
-    number, in windows of ``length``."""
+    """train: fields of the training of both arms. attention_edit, mlp_edit: of the second arm (one of them may be empty).
+    tokens: read for the geometry, in windows of ``length``."""
 
     train: dict[str, Any] = field(default_factory=dict)
     attention_edit: str = "value:full:0"
@@ -73,7 +73,7 @@ class TrainedAcrossOptions:
     options=TrainedAcrossOptions,
     columns={
         "across.loss": (*ARMS, *SWITCHED.values()),
-        **{column: ARMS for column in GEOMETRY},
+        **dict.fromkeys(GEOMETRY, ARMS),
         "across.edited": _paired(EDITS),
         "across.compressed": _paired(COMPRESSIONS),
     },
@@ -84,9 +84,9 @@ def trained_across(options: TrainedAcrossOptions, seed: int, progress: Progress)
     """Two decoders of one seed and order of data, without and with the edit, on held-out text that is the same for both.
 
     across.loss [nats/token]: ``base_with`` is the plain model used with the edit, ``across_without`` the other one used without. Geometry of
-    both as they were trained: effective rank (pooled, centred) and share of the first token of the last state, and mean |cos| of what attention and the
-    feed-forward sublayers return with the stream. across.edited and across.compressed [nats/token]: change of the loss by an edit or a
-    compression of the model as it was trained (for its own edit that means on top of it).
+    both as they were trained: effective rank (pooled, centred) and share of the first token of the last state, and mean |cos| of what
+    attention and the feed-forward sublayers return with the stream. across.edited and across.compressed [nats/token]: change of the loss by
+    an edit or a compression of the model as it was trained (for its own edit that means on top of it).
     """
     rows, edits = Measurements(), options.edits
     for key in ("seed", *edits):
