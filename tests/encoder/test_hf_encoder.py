@@ -99,3 +99,19 @@ def test_what_it_does_not_know_is_an_error():
         shell(ids(1, 4), output_hidden_states=True)
     assert shell.get_input_embeddings() is shell.encoder.embedding and shell.get_output_embeddings() is None
     assert config().classes == shell.num_labels == CLASSES
+
+
+@pytest.mark.parametrize("objective", KINDS)
+def test_a_saved_folder_opens_and_is_measured_as_any_other_model(tmp_path, objective):
+    from thalweg.capture.measure import measure
+    from thalweg.capture.opening import open_model
+
+    shell = saved(tmp_path, objective)
+    opened = open_model(tmp_path)
+    assert opened.kind == ("encoder" if objective == "classification" else "masked-lm")
+    located = capture.locate(opened.model)
+    assert not located.causal
+    rows = measure(opened.model, [ids(1, 8, seed=i)[0].tolist() for i in range(8)], length=8)
+    assert len(rows.where(measure="parallel_coefficient.raw")) == len(located.sites)
+    x = ids(2, 6)
+    assert torch.equal(opened.model(input_ids=x).logits, shell.eval()(input_ids=x).logits)

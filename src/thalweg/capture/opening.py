@@ -106,7 +106,7 @@ def _from_gguf(path: Any, name: str, tokenizer: Any, trust: bool, check: Any, op
     kind = kind_of(config, name)
     if check is not None:
         check(config)
-    model, info = gguf.read_model(path, config, _loader(kind), **options)
+    model, info = gguf.read_model(path, config, _loader(kind, config), **options)
     unpacked = f"unpacked from GGUF ({gguf.packing(path) or 'packing not stated'})"
     found = gguf.read_tokenizer(path) if tokenizer is None else _given(tokenizer, trust)
     return Opened(model, found, name, kind, (unpacked, *_fit(info, name)))
@@ -125,7 +125,7 @@ def _from_safetensors(
     if isinstance(place, Path):
         _check_files(place)
     with readable(where, bars=isinstance(place, OnHub)):
-        model, info = _loader(kind).from_pretrained(
+        model, info = _loader(kind, config).from_pretrained(
             where,
             use_safetensors=True,
             trust_remote_code=trust,
@@ -191,6 +191,8 @@ def kind_of(config: Any, where: str) -> Kind:
         return "decoder"
     if model_type in masked:
         return "encoder"
+    if architecture.startswith("Thalweg"):
+        return "masked-lm" if architecture.endswith("ForMaskedLM") else "encoder"
     if model_type in causal:
         return "decoder"
     raise InputError(
@@ -227,9 +229,11 @@ def _places() -> str:
     )
 
 
-def _loader(kind: Kind) -> Any:
-    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
+def _loader(kind: Kind, config: Any) -> Any:
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
+    if kind == "encoder" and type(config) not in AutoModel._model_mapping:  # of ours: there is no encoder without its head
+        return AutoModelForSequenceClassification
     return {"decoder": AutoModelForCausalLM, "masked-lm": AutoModelForMaskedLM, "encoder": AutoModel}[kind]
 
 
