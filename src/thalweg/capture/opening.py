@@ -232,7 +232,7 @@ def _places() -> str:
 def _loader(kind: Kind, config: Any) -> Any:
     from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
-    if kind == "encoder" and type(config) not in AutoModel._model_mapping:  # of ours: there is no encoder without its head
+    if kind == "encoder" and type(config) not in AutoModel._model_mapping:  # ours has no form without its head
         return AutoModelForSequenceClassification
     return {"decoder": AutoModelForCausalLM, "masked-lm": AutoModelForMaskedLM, "encoder": AutoModel}[kind]
 

@@ -117,7 +117,9 @@ def compress_cache(model: nn.Module, **options) -> Iterator[CacheOptions]:
 def compressed_attention(call: AttentionCall, options: CacheOptions) -> Float[Tensor, "b q h dv"]:
     """What attention gives with the compressed memory."""
     if call.weights is not None:
-        raise InputError("the weights of this attention are no softmax of its scores (sinkhorn), so its cache cannot be compressed")
+        raise InputError(
+            "the weights of this attention are no softmax of its scores (sinkhorn), so its cache cannot be compressed"
+        )
     seen = call.visible()
     used = seen.any(-2, keepdim=True)  # [b h 1 k]; padding is not
     if options.window is not None:

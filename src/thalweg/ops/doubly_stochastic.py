@@ -56,7 +56,8 @@ def sinkhorn(
         p = _operator(z, iterations)
     else:
         p = _Sinkhorn.apply(z, iterations)
-    return p.permute(2, 0, 1).contiguous().view(shape)  # batched products copy matrices that are not contiguous one by one
+    # Contiguous, because batched products copy matrices that are not one by one.
+    return p.permute(2, 0, 1).contiguous().view(shape)
 
 
 def _with_eps(z: Tensor, iterations: int, eps: float) -> Tensor:
