@@ -256,10 +256,44 @@ def test_the_command_compresses_on_the_fly_and_in_low_memory(folders, capsys, mo
     )
 
 
+def test_the_command_compares_with_a_compressed_cache(folders, capsys, monkeypatch):
+    """Attention alone errs, in value space too, and a window that holds every token is no compression."""
+    monkeypatch.chdir(folders)
+    argv = [
+        "compare",
+        "base",
+        "--method",
+        "cache",
+        "--text",
+        "book.jsonl",
+        "--mode",
+        "isolated",
+        "--quiet",
+        "--json",
+        "--overwrite",
+    ]
+    assert main([*argv, "--bits", "2", "--group", "2", "--rows", "cache.jsonl", "-o", "c.html"]) == 0
+    assert json.loads(capsys.readouterr().out)["compressed"] == "base, cache bits 2 group 2"
+    rows = Measurements.load("cache.jsonl")
+
+    def errors(measure, branch):
+        return [r.value for r in rows.where(measure=measure, branch=branch) if r.layer is not None]
+
+    assert min(errors("error.total.isolated", "attention")) > 1e-3
+    assert max(errors("error.total.isolated", "feed_forward")) == 0
+    assert [r for r in rows if r.measure.startswith("error.value") or r.head is not None]
+    assert main([*argv, "--option", "window=500", "--rows", "all.jsonl", "-o", "w.html"]) == 0
+    kept = Measurements.load("all.jsonl")
+    assert max(r.value for r in kept.where(measure="error.total.isolated", branch="attention")) < 1e-6
+
+
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
         (["base"], "give the compressed model, or --method"),
+        (["base", "--method", "cache"], "nothing says what becomes of the cache"),
+        (["base", "--method", "cache", "--sparsity", "0.5"], "sparsity"),
+        (["base", "--method", "cache", "--bits", "4", "--calibration", "book.jsonl"], "leave --calibration out"),
         (["base", "twin", "--method", "wanda"], "and not both"),
         (["base", "twin", "--bits", "4"], "belong to --method"),
         (["base", "--method", "wandas"], "Did you mean 'wanda'"),

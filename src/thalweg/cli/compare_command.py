@@ -11,10 +11,12 @@ from thalweg.errors import ExitCode, InputError
 EXAMPLES = """examples:
   thalweg compare smollm2 smollm2-w4 --text book.txt -o report.html
   thalweg compare smollm2 --method round_to_nearest --bits 4 --group 32 --text book.txt
+  thalweg compare smollm2 --method cache --bits 4 --option window=128 --text book.txt
   thalweg compare runs/a@300 runs/a@best --mode global
 
 BASE and COMPRESSED are folders of Hugging Face (safetensors; packed weights where their package is installed), GGUF files, names on a hub,
-models at hand (thalweg models) or runs (RUN@best, RUN@last or RUN@STEP). With --method a copy of BASE is compressed on the fly instead.
+models at hand (thalweg models) or runs (RUN@best, RUN@last or RUN@STEP). With --method a copy of BASE is compressed on the fly instead;
+--method cache compresses what attention remembers, by rounding (--bits), forgetting (--option window=N) or both.
 
 local: every compressed layer on the dense input of that layer, so that no error is inherited. isolated: every sublayer on its dense input.
 global: both models on the text. Errors are split along and across the dense update, each beside what a random error of that size gives.
@@ -24,6 +26,7 @@ Exit codes: 0 done; 2 no pair, or cannot be opened; 5 a proof of capture failed"
 TOKENS = 8192
 CALIBRATION = {"samples": 16, "length": 512}
 SHORT = ("sparsity", "bits", "group")
+CACHE = "cache"  # no compressor: the weights stay as they are
 CITATION = """@misc{directional2026,
   title = {Disentangling Representation Evolution in Transformers through Directional Decomposition},
   author = {He, Shwai and Zhang, Haichao and Yan, Shen},
@@ -63,7 +66,7 @@ def configure(parser) -> None:
     text.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the models")
     text.add_argument("--seed", type=int, default=0, help="of random errors and resamples (0)")
     made = parser.add_argument_group("compressed on the fly")
-    made.add_argument("--method", help="compress a copy of BASE by this compressor")
+    made.add_argument("--method", help="compress a copy of BASE by this compressor, or its cache")
     made.add_argument("--sparsity", metavar="S", help="short for --option sparsity=S: 0.5, 2:4, 4:8")
     made.add_argument("--bits", metavar="N", help="short for --option bits=N")
     made.add_argument("--group", metavar="N", help="short for --option group=N")
@@ -191,7 +194,14 @@ def checked(args) -> dict[str, Any]:
         raise InputError(
             "--sparsity, --bits, --group, --option and --calibration belong to --method; leave them out, or give one"
         )
-    if args.method is not None:
+    if args.method == CACHE:
+        from thalweg.compression.cache import CacheOptions
+        from thalweg.config import build
+
+        if args.calibration is not None:
+            raise InputError("a compressed cache sees no text before; leave --calibration out")
+        build(CacheOptions, given, where=CACHE)
+    elif args.method is not None:
         from thalweg.compression import compressors
 
         compressors.create(args.method, **given)
@@ -234,10 +244,12 @@ def on_the_fly(args, options: dict[str, Any], base):
     """A copy of BASE, compressed."""
     from dataclasses import replace
 
-    from thalweg.compression import compress
+    from thalweg.compression import compress, compress_cache
     from thalweg.compression.pairing import twin_of
 
     words = " ".join([args.method, *(f"{name} {value}" for name, value in options.items())])
+    if args.method == CACHE:
+        return twin_of(base, lambda model: compress_cache(model, **options), f"{Path(base.name).name}, {words}")
     tokenizers: list[Any] = []
 
     def keeping():
