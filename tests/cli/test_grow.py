@@ -64,6 +64,9 @@ def test_dry_run_prints_the_spectrum_and_what_thresholds_would_give(capsys, tmp_
     heads = [sum(p["heads"]) for p in found["predicted"]]
     assert heads == sorted(heads, reverse=True) and found["threshold"] == 0.3
     assert {"eigenvalues", "condition", "asymmetry"} <= found["forecast"]["layers"][0].keys()
+    assert (
+        "1 heads" not in text and "in each layer if every head takes 22%" in text and "at most 5 looks, about " in text
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -79,9 +82,15 @@ def test_a_run_its_page_and_going_on(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     said = out(capsys, [*TINY, "-o", "run"])
     assert "birth of head" in said.err and "growth record as a page" in said.err and "heads by threshold" in said.err
+    best = RunFolder.open("run").result["best_step"]
+    assert (
+        f"run/model holds the weights of the last step, 8; thalweg eval reads the best checkpoint, of step {best},"
+        in said.err
+    )
     page = out(capsys, ["report", "run", "-o", "grown.html", "--json"])
     text = (tmp_path / json.loads(page.out)["report"]).read_text(encoding="utf-8")
     assert "Growth record" in text and "The threshold sets the count" in text
+    assert "The folder model of the run holds the weights of the last step." in text
     again = json.loads(
         out(capsys, ["grow", "--resume", "run", "--json", "--quiet"]).out
     )  # it has ended: its result again
@@ -116,6 +125,17 @@ def test_a_model_with_prototypes_trains_them(capsys):
         ([*TINY, "--head-width", "1"], "--head-width must be at least 2"),
         ([*TINY, "--model", "head_size=8"], "differ; give one of them"),
         ([*TINY, "--threshold", "1.5"], "threshold must be above 0 and below 1"),
+        (
+            [*TINY, "--start-heads", "5", "--quiet"],
+            "growth.most_heads is 4, but the run starts with 5 heads in a layer",
+        ),
+        (
+            [*TINY, "--start-heads", "5", "--dry-run"],
+            "growth.most_heads is 4, but the run starts with 5 heads in a layer",
+        ),
+        ([*TINY, "--most-layers", "1", "--dry-run"], "growth.most_layers is 1, but the run starts with 2 layers"),
+        ([*TINY, "--dictionary-weight", "0.1", "--quiet"], "or leave dictionary_weight out"),
+        ([*TINY, "--dwell", "foo"], "growth.dwell must be a whole number of steps, or gap, got 'foo'"),
         ([*TINY, "--birth", "plan"], "Did you mean 'plane'"),
         ([*TINY, "--check-every", "often"], "growth.check_every must be int"),
         ([*TINY, "--model", "embedding_std=0.0", "--quiet"], "one and the same vector"),

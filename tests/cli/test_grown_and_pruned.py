@@ -6,9 +6,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from thalweg import surgery
 from thalweg.cli import main
 from thalweg.cli.prune_command import parse_heads
 from thalweg.errors import InputError
+from thalweg.models import Encoder, EncoderConfig
+from thalweg.models.hf import in_shell
 
 SIZES = {
     "vocab_size": 257,
@@ -170,7 +173,8 @@ def test_prune_in_json(theirs, tmp_path, capsys):
     "more, words",
     [
         ([], "say which heads go"),
-        (["--heads", "0:0", "--by", "output", "--count", "2"], "say which heads go"),
+        (["--heads", "0:0", "--by", "output", "--count", "2"], "give one of them"),
+        (["--heads", "0:1,0,1"], "names head 1 of layer 0 twice"),
         (["--by", "output"], "--by and --count go together"),
         (["--by", "outputs", "--count", "2"], "Did you mean 'output'"),
         (["--by", "output", "--count", "3"], "a multiple of 2"),
@@ -187,6 +191,69 @@ def test_pruning_that_cannot_be(theirs, tmp_path, capsys, more, words):
 
 def test_heads_as_text():
     assert parse_heads("0:3,1;4:2") == {0: [3, 1], 4: [2]} and parse_heads(" 0 : 1 , 2 ") == {0: [1, 2]}
-    for text in ("", "0", "0:", "0:a", "0:1;0:2", "-1:0", "0:1,,2", "0:1;"):
-        with pytest.raises(InputError, match=r"heads are written|names layer 0 twice"):
+    for text in ("", "0", "0:", "0:a", "0:1;0:2", "-1:0", "0:1,,2", "0:1;", "0:1,1", "0:01,2,1"):
+        with pytest.raises(InputError, match=r"heads are written|names layer 0 twice|names head 1 of layer 0 twice"):
             parse_heads(text)
+
+
+@pytest.fixture(params=["classification", "masked"])
+def encoder(request):
+    more = {"classes": 2} if request.param == "classification" else {"objective": "masked"}
+    return Encoder(EncoderConfig(vocab_size=17, width=16, depth=1, heads=2, **more))
+
+
+@pytest.mark.parametrize("command", [("convert", "--grow-heads", 1), ("prune", "--heads", "0:1")])
+def test_a_saved_encoder_is_called_one_and_told_what_takes_it(command, encoder, tmp_path, capsys):
+    in_shell(encoder).save_pretrained(tmp_path / "model")
+    call(command[0], tmp_path / "model", *command[1:], "-o", tmp_path / "out", code=2)
+    said = error_of(capsys)
+    assert "model is an encoder of ours, and convert and prune take decoders" in said and "surgery.grow_heads" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_the_message_names_takes_an_encoder(encoder):
+    """The advice is true: heads, width and layers of it grow without a change of its logits, and heads go."""
+    encoder, ids = encoder.double().eval(), torch.arange(12).reshape(2, 6)
+    before = encoder(ids).logits
+    for grown in (
+        surgery.grow_heads(encoder, {0: 1}).model,
+        surgery.grow_width(encoder, width=24).model,
+        surgery.grow_depth(encoder, at=[1]).model,
+    ):
+        assert sum(p.numel() for p in grown.parameters()) > sum(p.numel() for p in encoder.parameters())
+        assert (grown(ids).logits - before).abs().max() < 1e-12
+    assert surgery.prune_heads(encoder, {0: [1]}).model.config.layer_heads == (1,)
+
+
+def test_a_run_of_an_encoder_is_called_one(tmp_path, capsys):
+    """Convert, prune and a run that would begin at its weights or at a saved encoder, and generate."""
+    run, out = tmp_path / "run", tmp_path / "out"
+    sizes = ["--depth", "1", "--width", "8", "--heads", "2", "--data", "sentiment", "--sequence-length", "8"]
+    few = ["--steps", "1", "--eval-every", "1", "--eval-batches", "1", "--batch-size", "4", "--threads", "1"]
+    call("train", *sizes, *few, "--geometry", "false", "-o", run)
+    capsys.readouterr()
+    for command in (("convert", run, "--grow-heads", 1), ("prune", run, "--heads", "0:1")):
+        call(*command, "-o", out, code=2)
+        assert f"{run} is an encoder of ours, and convert and prune take decoders" in error_of(capsys)
+    with pytest.raises(InputError, match="is an encoder of ours"):
+        surgery.prune(Encoder(EncoderConfig(vocab_size=17, width=16, depth=1, heads=2, classes=2)), {0: [1]})
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("command", ["train", "grow"])
+def test_a_run_does_not_begin_at_an_encoder(command, encoder, tmp_path, capsys):
+    in_shell(encoder).save_pretrained(tmp_path / "model")
+    call(command, "--init-from", tmp_path / "model", "-o", tmp_path / "out", code=2)
+    said = error_of(capsys)
+    assert "an encoder of ours, and a run begins at a decoder or at random weights" in said
+    assert "thalweg convert" not in said and "surgery.grow_heads" in said and not (tmp_path / "out").exists()
+
+
+def test_generate_takes_no_saved_model(theirs, encoder, tmp_path, capsys):
+    in_shell(encoder).save_pretrained(tmp_path / "model")
+    call("generate", tmp_path / "model", "--prompt", "a", code=2)
+    assert "is the folder of a saved encoder, which predicts no next token" in error_of(capsys)
+    call("generate", theirs, "--prompt", "a", code=2)
+    assert "is the folder of a saved model, and generate takes that of a run" in error_of(capsys)
+    call("generate", tmp_path, "--prompt", "a", code=2)
+    assert "is no run folder: it has no run.json" in error_of(capsys)

@@ -77,6 +77,21 @@ def test_sequences_are_started_padded_and_cut(task):
     assert task.tokenizer.decode(task.tokens["valid"][0][1:].tolist()) == text
 
 
+def test_the_tokenizer_that_is_handed_on_starts_and_pads_as_the_task_does(task, tmp_path):
+    from transformers import AutoTokenizer
+
+    task.portable_tokenizer().save_pretrained(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    length = 40
+    batch = task.eval_batches("valid", length, 6, 1)[0]
+    texts = [task.tokenizer.decode([i for i in row.tolist() if i < task.pad]) for row in batch["input_ids"]]
+    whole = batch["attention_mask"][:, -1] == 0  # a text that was cut may end inside a word
+    found = theirs(texts, padding="max_length", max_length=length, return_tensors="pt")
+    assert whole.any()
+    for name in ("input_ids", "attention_mask"):
+        assert torch.equal(found[name][whole], batch[name][whole])
+
+
 def test_padding_cuts_counts_and_the_majority_are_said(task):
     said = "\n".join(task.notes_at(32))
     cut = sum(len(t) > 32 for t in task.tokens["train"])

@@ -398,7 +398,7 @@ def test_a_forecast_changes_nothing_and_counts_what_a_fixed_operator_would_get()
         network.inputs(0), torch.cat([h.query for h in network.heads(0)], 1), torch.cat([h.key for h in network.heads(0)], 1)
     ).dense())  # fmt: skip
     assert found.layers[0].above == int((values > 0.1 * values.norm()).sum())
-    assert found.threshold == pytest.approx(0.1 * values.norm().item()) and found.bound == pytest.approx(
+    assert found.threshold == pytest.approx(0.1 * values.norm().item()) and found.births == pytest.approx(
         4 * math.log(10)
     )
     assert torch.equal(network.outputs(), before) and len(network.heads(0)) == 2
@@ -407,6 +407,28 @@ def test_a_forecast_changes_nothing_and_counts_what_a_fixed_operator_would_get()
     births = sum(len(e.heads) for e in controller.record if e.kind == "birth")
     assert births <= found.layers[0].above  # each block takes more away, never less
     assert any("cap is 2" in w for w in growth.forecast(Toy(X, heads=2), options(most_heads=2)).warnings)
+
+
+def test_what_is_left_has_one_name_for_each_number():
+    network = Toy(X)
+    lines = growth.forecast(network, options()).lines()
+    assert lines[0].startswith("layer 0: 1 head, residual ")
+    assert (
+        "9.2 births in each layer if every head takes 22% of the residual" in lines[-1] and "at most" not in lines[-1]
+    )
+    line = run(network, options()).record.events[0].line()
+    assert "(top eigenvalue " in line and "; sum of positive eigenvalues " in line and "left" not in line
+    assert "at most" not in growth.forecast(network, options()).lines()[0]
+
+
+@pytest.mark.parametrize("dwell", ["foo", 2.5, True, None])
+def test_a_dwell_is_a_number_or_gap(dwell):
+    from thalweg.growth.options import from_table
+
+    for make in (lambda: options(dwell=dwell), lambda: from_table({"head_width": 4, "dwell": dwell})):
+        with pytest.raises(InputError, match="dwell must be a whole number of steps, or gap, got"):
+            make()
+    assert from_table({"head_width": 4, "dwell": "gap"}).dwell == "gap" and options(dwell=0).dwell == 0
 
 
 def test_dwell_from_the_gap():
@@ -445,6 +467,7 @@ def test_a_probe_set_that_cannot_be_read_is_one_line(x, words):
     [
         (lambda: growth.check_labels([1, 1, 1]), "only class 1"),
         (lambda: growth.check_labels(torch.tensor([], dtype=torch.long)), "no label"),
+        (lambda: growth.check_labels(torch.tensor([[0, -100], [0, -100]])), "only class 0"),
         (lambda: growth.check_texts(["a", " "]), "1 of 2 texts are empty"),
         (lambda: growth.check_texts([]), "no texts"),
         (lambda: growth.check_inputs(X[0, :3], 1, prototypes=8), "8 prototypes need at least as many tokens"),
@@ -462,5 +485,5 @@ def test_what_cannot_be_is_one_line(make, words):
 
 
 def test_good_labels_are_counted():
-    assert growth.check_labels([0, 1, 1, 2]) == 3
+    assert growth.check_labels([0, 1, 1, 2]) == 3 and growth.check_labels([0, 1, -100]) == 2
     growth.check_texts(["a", "b"])

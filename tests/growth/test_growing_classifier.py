@@ -60,6 +60,7 @@ def test_it_grows_and_is_a_classifier_for_hugging_face(straight, letters):
     model, _ = load_model(folder, "last")
     assert [model.config.heads_of(layer) for layer in range(2)] == found.growth["heads"]
     shell = transformers.AutoModelForSequenceClassification.from_pretrained(folder / "model").eval()
+    assert shell.config.id2label == dict(enumerate(letters.class_names)) and shell.config.pad_token_id == letters.pad
     batch = letters.eval_batches("valid", 12, 8, 1)[0]
     with torch.no_grad():
         theirs = shell(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits

@@ -250,7 +250,10 @@ def refusals():
         (config({"threshold": 2.0}), {}, "threshold must be above 0 and below 1"),
         (config(model={**base["model"], "embedding_std": 0.0}), {}, "one and the same vector"),
         (config(connection="sub_ln"), {}, "norms all heads"),
-        (config(dictionary_weight=0.1), {}, "no dictionary of prototypes"),
+        (config(dictionary_weight=0.1), {}, "this model has no prototypes; set model.head_prototypes"),
+        (config(heads=5), {}, "growth.most_heads is 4, but the run starts with 5 heads"),
+        (config({"most_layers": 1}), {}, "growth.most_layers is 1, but the run starts with 2 layers"),
+        (config({"dwell": "foo"}), {}, "growth.dwell must be a whole number of steps, or gap, got 'foo'"),
         (
             config(model={"head_size": 4, "head_prototypes": True, "prototypes": 5000}, dictionary_weight=0.1),
             {},
@@ -275,6 +278,31 @@ def test_what_cannot_grow_is_one_line_and_leaves_no_events(tmp_path, monkeypatch
         grow(wanted, tmp_path / "run")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run" / "growth.jsonl").exists()
+
+
+def test_what_the_configuration_rules_out_makes_no_folder_and_is_said_of_a_plan_too(tmp_path):
+    wanted = (
+        config(dictionary_weight=0.1),
+        config(heads=5),
+        config({"most_layers": 1}),
+        config(heads=6, kv_heads=2, model={"head_size": 4}, grows={"most_heads": 1}),
+    )
+    for bad in wanted:
+        with pytest.raises(InputError):
+            grow(bad, tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+        with pytest.raises(InputError, match=r"growth\.most|no prototypes"):
+            plan_growth(bad)
+    with pytest.raises(InputError, match="no prototypes"):
+        train(dataclasses.replace(config(dictionary_weight=0.1), growth=None), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_queries_that_share_keys_count_once_under_a_cap():
+    from thalweg.growth.run import options_of
+
+    shared = config(heads=6, kv_heads=2, grows={"most_heads": 2})
+    assert options_of(shared, shared.decoder(16)).most_heads == 2
 
 
 def test_train_refuses_a_growing_configuration_and_grow_a_fixed_run(tmp_path):
@@ -305,9 +333,24 @@ def test_ranks_that_grew_apart_are_said():
 
 
 def test_a_diverged_network_ends_growth_and_the_run(tmp_path):
-    found = grow(config(lr=1e4, warmup=0.0, clip=0.0, connection="none", diverge_patience=2), tmp_path / "run")
-    assert found.result.status == "diverged" or found.growth["status"] == "unstable"
-    assert found.growth["status"] != "converged" and math.isfinite(found.growth["parameters"])
+    said = []
+    diverging = config({"check_every": 20}, lr=1e6, warmup=0.0, diverge_patience=2)  # it is over before a look sees it
+    found = grow(diverging, tmp_path / "run", on_event=said.append)
+    step = found.result.step
+    assert found.result.status == "diverged" and step < 20 and found.growth["status"] == "unstable"
+    assert found.growth["reason"] == f"training diverged at step {step}: {found.result.reason}"
+    assert found.growth["flops_spent"] >= found.growth["flops_start"] * found.result.cost["tokens"]
+    assert found.growth["ended"] == found.growth["step"] == step and math.isfinite(found.growth["parameters"])
+    told = [event.text for event in said if event.kind == "change"][-1]
+    assert told == f"step {step}: growth ended, unstable: {found.growth['reason']}"
+    assert grow(diverging, tmp_path / "run", resume=True).growth == found.growth
+
+
+def test_growth_that_had_ended_keeps_its_status_when_training_diverges_later(tmp_path):
+    ends = {"threshold": 0.99, "patience": 1}
+    found = grow(config(ends, lr=1e6, warmup=0.0, diverge_patience=2), tmp_path / "run")
+    assert found.result.status == "diverged" and found.growth["status"] == "converged" and found.growth["ended"] == 0
+    assert found.growth["reason"].endswith(f"; training diverged later, at step {found.result.step}")
 
 
 def test_optimisers_go_on_through_an_event():

@@ -361,6 +361,8 @@ def test_a_connection_that_asks_for_what_a_dictionary_has_not():
         (lambda: dictionary_loss(torch.nn.Linear(2, 2)), "no dictionary of prototypes has seen a token"),
         (lambda: start_dictionaries(torch.nn.Linear(2, 2), lambda: None), "no dictionary of prototypes to start"),
         (lambda: growth.prototype_loss(draw(4, 2), draw(3, 2), 0.0), "temperature must be positive"),
+        (lambda: growth.prototype_loss(draw(4, 2) * math.nan, draw(3, 2), 1.0), "tokens hold NaN"),
+        (lambda: growth.prototype_loss(draw(4, 2), draw(3, 2) * math.inf, 1.0), "prototypes hold NaN or infinite"),
     ],
 )
 def test_what_cannot_be_is_one_line(make, words):

@@ -146,13 +146,13 @@ def test_a_wrong_expansion_or_gradient_is_found_out(mutant, edit, monkeypatch):
 
 
 def test_exclude_self_without_the_own_weight_is_found_out(monkeypatch):
-    monkeypatch.setattr(attention_module, "own_attention", lambda q, *rest: torch.zeros(q.shape[:3], dtype=q.dtype))
+    monkeypatch.setattr(attention_module, "own_attention", lambda q, *_, **__: torch.zeros(q.shape[:3], dtype=q.dtype))
     assert not agrees("value:exclude-self:0.3")
 
 
 def test_own_weights_without_their_gradient_are_found_out(monkeypatch):
     whole = attention_module.own_attention
-    monkeypatch.setattr(attention_module, "own_attention", lambda *given: whole(*given).detach())
+    monkeypatch.setattr(attention_module, "own_attention", lambda *given, **named: whole(*given, **named).detach())
     assert not agrees("value:exclude-self:0.3")
 
 

@@ -179,6 +179,47 @@ def test_a_run_that_goes_on_and_one_without_events(tmp_path):
     assert "There was no event at which it must fall." in found.said
 
 
+def test_an_interval_is_no_figure_and_nulls_are_explained(tmp_path):
+    run = folder(tmp_path / "run", status="running")
+    for step, value in ((0, 0.5), (40, 0.8)):
+        for name, off in (("accuracy", 0.0), ("accuracy_low", -0.1), ("accuracy_high", 0.1)):
+            run.log(step, f"task/{name}", value + off, "share")
+    nulls = {"uniform": 0.69, "chance": 0.68, "majority_accuracy": 0.55}
+    run.finish("done", {"final_loss": 0.6, "step": 40, "steps": 40, "nulls": nulls, "cost": COST})
+    found = page(run, tmp_path)
+    titles = [title for title, *_ in found.figures()]
+    assert "Accuracy (task)" in titles and not [title for title in titles if "low" in title or "high" in title]
+    assert "task/accuracy_low" in found.said and "95 % Wilson interval of the accuracy" in found.said
+    assert "Null uniform: the loss" in found.said and "Null chance: the loss" in found.said
+    assert "Null unigram" not in found.said
+
+
+def test_names_beside_values_leave_room_on_a_narrow_window(tmp_path):
+    """A long name in the column of names wraps at a share of the width and does not push the values out."""
+    style = page(folder(tmp_path / "run"), tmp_path).text
+    columns = re.search(r"\bdl \{[^}]*grid-template-columns: ([^;]+);", style)
+    names = re.search(r"\bdt \{([^}]*)\}", style)
+    assert columns and "40%" in columns[1] and "max-content" not in columns[1]
+    assert names and "overflow-wrap: anywhere" in names[1]
+
+
+@pytest.mark.parametrize(
+    "panels, config, shown",
+    [
+        (False, {}, False),
+        (True, {}, True),
+        (False, {"model": {"head_prototypes": True}}, True),
+        (False, {"layers": ["attention", "prototypes"]}, True),
+    ],
+)
+def test_the_size_of_a_dictionary_stands_where_there_is_one(panels, config, shown, tmp_path, monkeypatch):
+    for key, value in config.items():
+        monkeypatch.setitem(CONFIG, key, value)
+    decisions = [["depth", "the user", "no rule"], ["dictionary size", "the user", "prototypes per head do not grow"]]
+    found = page(folder(tmp_path / "run", {"decisions": decisions}, panels=panels), tmp_path)
+    assert ("dictionary size" in found.said) is shown and "no rule" in found.said
+
+
 def test_hostile_records_never_become_markup(tmp_path):
     run = folder(
         tmp_path / "run",

@@ -163,8 +163,12 @@ def field(name, value):
 def wider_window(monkeypatch):
     own = look.allowed
     monkeypatch.setattr(
-        look, "allowed", lambda seen, segments, past, length, device, window=0: own(seen, segments, past, length, device, window and window + 1)
-    )  # fmt: skip
+        look,
+        "allowed",
+        lambda seen, segments, past, length, device, window=0, causal=True: own(
+            seen, segments, past, length, device, window and window + 1, causal
+        ),
+    )
 
 
 def scaling_forgotten(monkeypatch):

@@ -175,7 +175,7 @@ def test_a_model_of_ours_keeps_its_connection():
     "given, words",
     [
         ({}, "say which heads go"),
-        ({"heads": {0: [0, 1]}, "by": "output", "count": 2}, "say which heads go"),
+        ({"heads": {0: [0, 1]}, "by": "output", "count": 2}, "give one of them"),
         ({"by": "output"}, "say which heads go"),
         ({"by": "output", "count": 2, "tokens": tokens(1)}, "at least 2 rows"),
         ({"heads": {0: [0, 1]}, "tokens": tokens(), "length": 9}, "tokens are the whole sample"),

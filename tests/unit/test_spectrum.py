@@ -180,7 +180,7 @@ def test_non_contiguous_input():
 def test_not_finite_is_refused(value):
     x = gaussian(4, 4)
     x[1, 2] = value
-    with pytest.raises(InputError, match="1 values of 16 that are NaN or infinite"):
+    with pytest.raises(InputError, match="1 of 16 values is NaN or infinite"):
         effective_rank(x)
 
 

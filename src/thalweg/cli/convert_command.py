@@ -13,7 +13,8 @@ Without --connection a model of ours keeps its own and another becomes additive.
 and units write zero, new coordinates of the stream are zero (with LayerNorm the mean of the others).
 
 MODEL is the folder of a transformers model, a name on a hub, a folder of ours, or a run. Families: llama, mistral, qwen2, qwen3,
-gemma3_text, gpt2. The folder that is written holds proof.json and loads by AutoModelForCausalLM once thalweg is imported.
+gemma3_text, gpt2. Decoders only; an encoder of ours grows in Python, by thalweg.surgery.grow_heads, grow_width and grow_depth. The folder that
+is written holds proof.json and loads by AutoModelForCausalLM once thalweg is imported.
 
 Exit codes: 0 the result is equal, or a warm start whose drift is printed; 2 cannot be converted, loaded or written; 5 the proof failed"""
 

@@ -14,7 +14,7 @@ GREEDY = 1e-6  # below this temperature the likeliest token is taken: dividing b
 
 
 def configure(parser) -> None:
-    parser.add_argument("run", metavar="RUN", help="folder of a run on text")
+    parser.add_argument("run", metavar="RUN", help="folder of a run of a decoder on text (no folder of a saved model)")
     parser.add_argument("--prompt", required=True, help="text to go on from")
     parser.add_argument("--tokens", type=int, default=80, help="tokens to add (80)")
     parser.add_argument("--temperature", type=float, default=0.8, help="0: always the likeliest (0.8)")
@@ -53,6 +53,7 @@ def generate(run: str | Path, prompt: str, tokens: int, temperature: float, seed
         raise InputError(
             f"the prompt is not UTF-8 text (character {error.start}: {error.reason}); type it in UTF-8"
         ) from None
+    refuse_model(Path(run))
     folder = RunFolder.open(run)
     wanted = from_table(folder.config)
     task = load_task(wanted)
@@ -82,3 +83,27 @@ def generate(run: str | Path, prompt: str, tokens: int, temperature: float, seed
             added.append(int(choice))
             given = choice.reshape(1, 1)
     return tokenizer.decode(added)
+
+
+def refuse_model(path: Path) -> None:
+    """Raises: InputError for the folder of a saved model, which is no run."""
+    import json
+
+    from thalweg.models.hf_config import ThalwegEncoderConfig
+    from thalweg.records.run import RunFolder
+
+    config = path / "config.json"
+    if RunFolder.is_run(path) or not config.is_file():
+        return
+    try:
+        kind = json.loads(config.read_bytes()).get("model_type")
+    except (OSError, ValueError, AttributeError):  # broken or foreign: still no run
+        kind = None
+    if kind == ThalwegEncoderConfig.model_type:
+        raise InputError(
+            f"{path} is the folder of a saved encoder, which predicts no next token; give the folder of a run of a decoder"
+        )
+    raise InputError(
+        f"{path} is the folder of a saved model, and generate takes that of a run (with run.json); give the run, or in Python "
+        "transformers.AutoModelForCausalLM.from_pretrained, if it is a decoder, and its generate"
+    )

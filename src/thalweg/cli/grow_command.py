@@ -100,13 +100,13 @@ def requested(args):
 
 def growth_table(args, base: dict) -> dict:
     """What a file and flags ask of growth, checked. Raises: InputError, UnknownNameError."""
-    from thalweg.growth.options import GrowthOptions
+    from thalweg.growth.options import GrowthOptions, from_table
 
     flags = {f.name: getattr(args, f.name) for f in dataclasses.fields(GrowthOptions) if f.name not in LEFT_OUT}
     flags["seed"] = args.growth_seed
     found = config.parse_assignments([f"{name}={text}" for name, text in flags.items() if text is not None], "--growth")
     table = config.merge(base, found)
-    config.build(GrowthOptions, {"head_width": 2, **table}, where="growth")
+    from_table({"head_width": 2, **table})
     return table
 
 
@@ -154,5 +154,11 @@ def _grow(args, wanted, folder: Path, *, resume: bool) -> ExitCode:
             f"growth {found.growth.get('status', 'unknown')}, heads by layer {heads}: {found.growth.get('reason', '')}",
             quiet=args.quiet,
         )
+        if found.result.status == "done":
+            say(
+                f"{folder}/model holds the weights of the last step, {found.result.step}; thalweg eval reads the best checkpoint, of step "
+                f"{found.result.best_step}, unless given --which last",
+                quiet=args.quiet,
+            )
         say(f"the growth record as a page: thalweg report {folder} -o grown.html", quiet=args.quiet)
     return ExitCode.OK

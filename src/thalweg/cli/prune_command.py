@@ -13,7 +13,8 @@ energy, as growth prunes by), loss (what the model loses without it; one pass a 
 share keys and values go together. The function changes, unless the heads wrote nothing: loss and KL before and after are on text that
 follows the scored one. The folder that is written holds pruning.json and loads by AutoModelForCausalLM once thalweg is imported.
 
-MODEL is what thalweg convert takes; a model of ours keeps its connection, others become additive ones of ours.
+MODEL is what thalweg convert takes, a decoder; a model of ours keeps its connection, others become additive ones of ours. Heads of an encoder
+of ours go in Python, by thalweg.surgery.prune_heads.
 
 Exit codes: 0 done; 2 cannot be pruned, loaded or written"""
 
@@ -88,7 +89,9 @@ def check_choice(args, heads: dict[int, list[int]] | None) -> None:
     from thalweg.errors import UnknownNameError
     from thalweg.surgery.scoring import SCORES
 
-    if (heads is None) == (args.by is None):
+    if heads is not None and args.by is not None:
+        raise InputError("--heads names the heads and --by chooses them; give one of them")
+    if heads is None and args.by is None:
         raise InputError("say which heads go: --heads WHICH, or --by SCORE with --count N")
     if (args.by is None) != (args.count is None):
         raise InputError("--by and --count go together: the N heads of the lowest score")
@@ -100,11 +103,14 @@ def parse_heads(text: str) -> dict[int, list[int]]:
     """``0:3,1;4:2`` -> {0: [3, 1], 4: [2]}. Raises: InputError."""
     found: dict[int, list[int]] = {}
     for part in text.split(";"):
-        layer, _, numbers = part.strip().partition(":")
-        entries = [number.strip() for number in numbers.split(",")]
+        layer, _, given = part.strip().partition(":")
+        entries = [entry.strip() for entry in given.split(",")]
         if not layer.strip().isdecimal() or not all(entry.isdecimal() for entry in entries):
             raise InputError(f'heads are written LAYER:HEAD,HEAD;LAYER:HEAD, as in "0:3,1;4:2", got {text!r}')
         if int(layer) in found:
             raise InputError(f"{text!r} names layer {int(layer)} twice")
-        found[int(layer)] = [int(entry) for entry in entries]
+        found[int(layer)] = numbers = [int(entry) for entry in entries]
+        twice = next((head for head in numbers if numbers.count(head) > 1), None)
+        if twice is not None:
+            raise InputError(f"{text!r} names head {twice} of layer {int(layer)} twice")
     return found

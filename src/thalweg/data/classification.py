@@ -14,11 +14,12 @@ from torch import Tensor
 
 from thalweg.data.fingerprint import digest_of
 from thalweg.data.task import Batch, Task
-from thalweg.data.text.tokenizer import Tokenizer
+from thalweg.data.text.tokenizer import JsonTokenizer, Tokenizer
 from thalweg.errors import InputError
 
 SCHEMA = 1  # raise when the same texts would become other sequences
 LEVEL = 0.95  # of the interval of an accuracy
+PAD, START = "<|pad|>", "<|start|>"  # what the two further numbers are called where a tokenizer is handed on
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,24 @@ class ClassificationTask(Task):
             "classes": {split: self.counts(split) for split in self.splits},
             "majority": {split: self._majority_share(split) for split in self.splits},
         }
+
+    def portable_tokenizer(self) -> Any:
+        """A fast tokenizer of transformers that gives the very numbers of this task: it puts the start before every text, and can pad.
+
+        None where the tokens are not of a tokenizer of ours.
+        """
+        if not isinstance(self.tokenizer, JsonTokenizer):
+            return None
+        from tokenizers import Tokenizer as Library
+        from tokenizers.processors import TemplateProcessing
+        from transformers import PreTrainedTokenizerFast
+
+        inner = Library.from_str(self.tokenizer.library_json())
+        inner.add_special_tokens([PAD, START])
+        if (inner.token_to_id(PAD), inner.token_to_id(START)) != (self.pad, self.start):
+            return None
+        inner.post_processor = TemplateProcessing(single=f"{START} $A", special_tokens=[(START, self.start)])
+        return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=PAD, bos_token=START)
 
     @cached_property
     def _sizes(self) -> dict[str, np.ndarray]:

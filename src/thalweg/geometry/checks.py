@@ -15,7 +15,7 @@ def real(x: Tensor, what: str) -> Tensor:
     if not torch.isfinite(x).all():
         bad = int((~torch.isfinite(x)).sum())
         raise InputError(
-            f"{what} holds {bad} values of {x.numel()} that are NaN or infinite; a diverged state has no geometry"
+            f"{what}: {bad} of {x.numel()} values {'is' if bad == 1 else 'are'} NaN or infinite; a diverged state has no geometry"
         )
     return x
 

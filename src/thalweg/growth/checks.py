@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import InputError
+from thalweg.models.look import IGNORED
 
 
 def check_inputs(x: Tensor, layer: int, prototypes: int | None = None) -> None:
@@ -28,8 +29,8 @@ def check_inputs(x: Tensor, layer: int, prototypes: int | None = None) -> None:
 
 
 def check_labels(labels: Sequence[int] | Tensor) -> int:
-    """The number of classes. Raises: InputError unless there are two at least."""
-    values = sorted(set(labels.flatten().tolist() if isinstance(labels, Tensor) else labels))
+    """The number of classes, those that are not scored (-100) left out. Raises: InputError unless there are two at least."""
+    values = sorted(set(labels.flatten().tolist() if isinstance(labels, Tensor) else labels) - {IGNORED})
     if len(values) < 2:
         found = f"only class {values[0]!r}" if values else "no label"
         raise InputError(f"a classifier needs examples of at least two classes, got {found}; give more data, shuffled")

@@ -116,6 +116,13 @@ class Controller:
         self.now = {}
         return self.record.events[before:]
 
+    def diverged(self, step: int, reason: str) -> None:
+        """Training ended by divergence: growth that was under way is ``unstable``; growth that had ended keeps its status, and says so."""
+        if self.finished:
+            self.reason = f"{self.reason}; training diverged later, at step {step}"
+        else:
+            self._end("unstable", f"training diverged at step {step}: {reason}")
+
     def decisions(self) -> list[tuple[str, str, str]]:
         """What each size is decided by: (what, who, how), for the report."""
         o = self.options
@@ -265,7 +272,7 @@ class Controller:
             step,
             layer,
             tuple(ids),
-            f"{reading.top:.3g} left along the top direction, above the threshold {self.threshold:.3g}",
+            f"top eigenvalue {reading.top:.3g}, above the threshold {self.threshold:.3g}",
             self.threshold,
             eigenvalues=tuple(reading.values[: len(ids)].tolist()),
             next_eigenvalue=reading.values[len(ids)].item() if len(reading.values) > len(ids) else None,
@@ -331,14 +338,14 @@ class Controller:
         if capped:
             self._end(
                 "capped",
-                f"the cap of {o.most_heads} heads was reached in layer{'s' * (len(capped) > 1)} {', '.join(capped)} with {largest:.3g} left, "
-                f"above the threshold {self.threshold:.3g}: cap reached, not converged{unseen}",
+                f"the cap of {o.most_heads} heads was reached in layer{'s' * (len(capped) > 1)} {', '.join(capped)}, the top "
+                f"eigenvalue is {largest:.3g}, above the threshold {self.threshold:.3g}: cap reached, not converged{unseen}",
             )
             return
         self._end(
             "converged",
-            f"at most {largest:.3g} is left along any direction, below the threshold {self.threshold:.3g}, at {o.patience} checks in a row"
-            + unseen,
+            f"the top eigenvalue is at most {largest:.3g} in every layer, below the threshold {self.threshold:.3g}, "
+            f"at {o.patience} checks in a row" + unseen,
         )
 
     def _deepen(self, readings: list[Reading], step: int) -> bool:

@@ -57,7 +57,7 @@ class GrowthEvent:
         what = f"step {self.step}, layer {self.layer}: {self.kind}"
         which = f" of head{'s' * (len(self.heads) != 1)} {', '.join(map(str, self.heads))}" if self.heads else ""
         left = (
-            f"; left {self.positive_before:.3g} -> {self.positive_after:.3g}"
+            f"; sum of positive eigenvalues {self.positive_before:.3g} -> {self.positive_after:.3g}"
             if self.positive_before is not None and self.positive_after is not None
             else ""
         )

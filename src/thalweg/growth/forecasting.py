@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from thalweg._words import counted, duration
 from thalweg.geometry.directional import CHANCE
 from thalweg.geometry.eigenpairs import choose, spectrum
 from thalweg.growth.options import GrowthOptions
@@ -38,11 +39,11 @@ class LayerForecast:
 
 @dataclass(frozen=True)
 class Forecast:
-    """All layers, the threshold that they would have, the bound on the count, warnings in words."""
+    """All layers, the threshold that they would have, a guess at the births of each layer (:func:`births_guess`), warnings in words."""
 
     layers: tuple[LayerForecast, ...]
     threshold: float
-    bound: float
+    births: float
     warnings: tuple[str, ...]
 
     def heads(self, share: float) -> tuple[int, ...]:
@@ -57,20 +58,21 @@ class Forecast:
 
     def lines(self) -> list[str]:
         """For a person."""
+        taken = 1 - math.exp(-1 / KAPPA_T**2)
         lines = []
         for f in self.layers:
             values = " ".join(f"{value:.3g}" for value in f.eigenvalues[:6])
             lines.append(
-                f"layer {f.layer}: {f.heads} heads, residual {f.residual:.3g}, eigenvalues {values} ...; {f.above} above the threshold, "
-                f"so {f.heads + f.above} heads if nothing moved"
+                f"layer {f.layer}: {counted(f.heads, 'head')}, residual {f.residual:.3g}, eigenvalues {values} ...; {f.above} above "
+                f"the threshold, so {counted(f.heads + f.above, 'head')} if nothing moved"
             )
             lines.append(
                 f"  {f.tokens} tokens of width {f.width}, condition {f.condition:.3g}, asymmetry {f.asymmetry:.3f} (chance {CHANCE:.3f}); "
-                f"a look: {f.method}, {f.flops:,.0f} FLOPs a product, {f.seconds:.3f} s"
+                f"a look: {f.method}, {f.flops:,.0f} FLOPs a product, {duration(f.seconds)}"
             )
         lines.append(
-            f"threshold {self.threshold:.3g}; at most {self.bound:.1f} heads per layer if every head takes a quarter of what is left "
-            f"(its share is not known beforehand)"
+            f"threshold {self.threshold:.3g}; about {self.births:.1f} births in each layer if every head takes {taken:.0%} of the residual "
+            "(its share is not known beforehand, so this is no bound)"
         )
         return lines + [f"warning: {warning}" for warning in self.warnings]
 
@@ -89,7 +91,7 @@ class Forecast:
             for i, value in enumerate(f.eigenvalues):
                 rows.add("growth.forecast.eigenvalue", value, stream=i, **here)
         rows.add("growth.forecast.threshold", self.threshold)
-        rows.add("growth.forecast.bound", self.bound)
+        rows.add("growth.forecast.births", self.births)
         return rows
 
 
@@ -128,13 +130,14 @@ def forecast(network: Growable, options: GrowthOptions, *, shown: int | None = 1
                 taken,
             )
         )
-    return Forecast(tuple(layers), threshold, heads_bound(1.0, options.threshold), tuple(_warnings(layers, options)))
+    return Forecast(tuple(layers), threshold, births_guess(1.0, options.threshold), tuple(_warnings(layers, options)))
 
 
-def heads_bound(residual: float, threshold: float, kappa: float = KAPPA_T) -> float:
+def births_guess(residual: float, threshold: float, kappa: float = KAPPA_T) -> float:
     """kappa^2 ln(residual / threshold): births until the threshold if every head takes the share 1 - exp(-1 / kappa^2) of what is left.
 
-    The form is reported of INCRT (arXiv 2604.10703, text not available); heads that take no set share, as random ones, are not bounded by it.
+    A guess and no bound: the form is reported of INCRT (arXiv 2604.10703, text not available); heads take no set share, and training raises
+    what is left.
     """
     return kappa**2 * math.log(max(residual / threshold, 1.0))
 
@@ -151,6 +154,7 @@ def _warnings(layers: Sequence[LayerForecast], options: GrowthOptions) -> list[s
             found.append(f"layer {f.layer}: {f.tokens} tokens for a width of {f.width}; give a larger probe set")
         if f.above + f.heads > options.most_heads:
             found.append(
-                f"layer {f.layer}: {f.above + f.heads} heads are predicted, the cap is {options.most_heads}; raise the threshold or the cap"
+                f"layer {f.layer}: {counted(f.above + f.heads, 'head')} predicted, the cap is {options.most_heads}; "
+                "raise the threshold or the cap"
             )
     return found

@@ -1,10 +1,11 @@
 """What a run of growth is asked for: one frozen dataclass, checked when it is made."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from thalweg.config import convert
+from thalweg.config import build, convert
 from thalweg.errors import InputError, UnknownNameError
 
 Method = Literal["auto", "dense", "factored", "lanczos"]
@@ -65,6 +66,7 @@ class GrowthOptions:
             allowed = _CHOICES[name]
             if getattr(self, name) not in allowed:
                 raise UnknownNameError(f"value for {name}:", getattr(self, name), allowed)
+        _check_dwell(self.dwell, "dwell")
         for name in _WHOLE:
             value = getattr(self, name)
             if value is None or (name == "dwell" and value == "gap"):
@@ -96,6 +98,19 @@ _WHOLE = (
     *("head_width", "check_every", "dwell", "patience", "prune_patience", "mask_checks"),
     *("most_heads", "most_layers", "layer_dwell", "stall", "seed"),
 )
+
+
+def from_table(table: Mapping[str, Any]) -> GrowthOptions:
+    """The options that a table ``growth`` gives. Raises: InputError, UnknownNameError."""
+    _check_dwell(table.get("dwell", 0), "growth.dwell")
+    return build(GrowthOptions, dict(table), where="growth")
+
+
+def _check_dwell(value: Any, name: str) -> None:
+    if value != "gap" and (not isinstance(value, int) or isinstance(value, bool)):
+        raise InputError(f"{name} must be a whole number of steps, or gap, got {value!r}")
+
+
 LONGEST_DWELL = 10_000  # reported of first-party code, where the gap is as good as zero
 
 

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from thalweg import config as configs
+from thalweg._words import counted, duration
 from thalweg.data import Task
 from thalweg.growth.forecasting import Forecast, forecast
 from thalweg.growth.options import GrowthOptions
-from thalweg.growth.run import Grower
+from thalweg.growth.run import Grower, options_of
 from thalweg.models.size import parameters
 from thalweg.training import TrainConfig
 from thalweg.training.cost import train_flops
@@ -58,12 +59,12 @@ class GrowthPlan:
         for p in self.predicted:
             mark = " *" if p.threshold == self.chosen else ""
             heads = " ".join(map(str, p.heads)) + (" (capped)" if p.capped else "")
-            time = "" if p.seconds is None else f"{p.seconds:,.0f} s"
+            time = "" if p.seconds is None else duration(p.seconds)
             found.append(
                 f"  {f'{p.threshold:g}{mark}':<11}{heads:<26}{p.parameters:>12,}{p.flops_per_token:>14,.0f}{time:>10}"
             )
         found.append(
-            f"looking     at most {self.looks:,} looks, about {self.looks * self.look_seconds:,.0f} s together (*: this run)"
+            f"looking     at most {counted(self.looks, 'look')}, about {duration(self.looks * self.look_seconds)} together (*: this run)"
         )
         return found
 
@@ -83,6 +84,7 @@ def plan_growth(
 ) -> GrowthPlan:
     """The plan of a growing run; nothing is written. probe: time a few updates. Raises: InputError as the run would at its start."""
     task = load_task(config, cache_dir) if task is None else task
+    options_of(config, config.network(task))  # before anything is timed
     training = plan_of(config, task=task, probe=probe)
     device = pick_device(config.device)
     with reproducible(derive_seed(config.seed, 2), device, config.threads):

@@ -39,7 +39,7 @@ def prototype_loss(
     L_q = L_OLS + V holds exactly, for any assignment on the simplex. Squared distances are whole, not divided by the width as
     :class:`thalweg.models.PrototypeLayer` divides them. gradient: ``through`` the assignment, or with it ``detached``
     (:func:`thalweg.ops.prototypes.assign`). Shapes: x [... d], prototypes [k d], temperature a number or a scalar.
-    Raises: ShapeError, InputError for a temperature that is not positive.
+    Raises: ShapeError, InputError for a temperature that is not positive, or tokens or prototypes that are not finite.
     Reconstructed from the abstract of Cirrincione 2026 (arXiv 2604.01740), whose text was not available.
     """
     if x.ndim < 1 or prototypes.ndim != 2 or x.shape[-1] != prototypes.shape[-1] or x.numel() == 0:
@@ -50,6 +50,9 @@ def prototype_loss(
         raise InputError(f"gradient must be through or detached, got {gradient!r}")
     if not 0 < float(temperature) < math.inf:
         raise InputError(f"the temperature must be positive and finite, got {float(temperature):g}")
+    for name, values in (("tokens", x), ("prototypes", prototypes)):
+        if not torch.isfinite(values.detach()).all():
+            raise InputError(f"the {name} hold NaN or infinite values; nothing can be assigned")
     found = assign(x.reshape(-1, x.shape[-1]), prototypes, temperature, gradient=gradient)
     return PrototypeLoss(found.fit.mean(), found.variance.mean())
 

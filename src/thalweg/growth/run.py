@@ -13,13 +13,14 @@ import torch
 from thalweg import config as configs
 from thalweg.capture.saving import save_folder
 from thalweg.data import Batch, Task
+from thalweg.data.classification import ClassificationTask
 from thalweg.errors import CheckpointError, InputError, ThalwegError
 from thalweg.geometry.summaries import LEAST_SEQUENCES
 from thalweg.growth.checks import check_inputs, check_labels
 from thalweg.growth.controller import Controller
 from thalweg.growth.forecasting import forecast
 from thalweg.growth.network import TransformerNetwork
-from thalweg.growth.options import GrowthOptions
+from thalweg.growth.options import GrowthOptions, from_table
 from thalweg.growth.prototypes import collapse_panel
 from thalweg.growth.reading import look
 from thalweg.models.config import DecoderConfig
@@ -74,7 +75,7 @@ def grow(
     Raises: InputError for what cannot grow (FSDP2, a probe set without directions, one class, ...); ProofError when an event changed the
     outputs; else as ``train``.
     """
-    configs.build(GrowthOptions, {"head_width": 2, **(config.growth or {})}, where="growth")  # before data is read
+    from_table({"head_width": 2, **(config.growth or {})})  # before data is read
     changer = Grower(config)
     result = train(
         config,
@@ -91,14 +92,27 @@ def grow(
 
 
 def options_of(config: TrainConfig, model: DecoderConfig) -> GrowthOptions:
-    """The options of growth in ``config.growth``, for heads of the model's width. Raises: InputError, UnknownNameError."""
+    """The options of growth in ``config.growth``, for heads of the model's width and caps that it does not exceed at its start.
+
+    Raises: InputError, UnknownNameError.
+    """
     table = {} if config.growth is None else dict(config.growth)
     width = table.pop("head_width", model.head_width)
     if width != model.head_width:
         raise InputError(
             f"growth.head_width must be the width of the heads that there are, {model.head_width}, got {width}; give model.head_size"
         )
-    return configs.build(GrowthOptions, {"head_width": width, **table}, where="growth")
+    options = from_table({"head_width": width, **table})
+    most = max(model.heads_of(layer) // model.head_group for layer in range(model.depth))
+    if most > options.most_heads:
+        raise InputError(
+            f"growth.most_heads is {options.most_heads}, but the run starts with {most} heads in a layer; raise the cap or start with fewer"
+        )
+    if options.most_layers is not None and model.depth > options.most_layers:
+        raise InputError(
+            f"growth.most_layers is {options.most_layers}, but the run starts with {model.depth} layers; raise the cap or leave it out"
+        )
+    return options
 
 
 def about_of(folder: RunFolder) -> dict[str, Any]:
@@ -190,13 +204,26 @@ class Grower:
                 rows.extend(self._panels(step))
         return self._change(step, rows, lines)
 
+    def diverged(self, step: int, reason: str) -> Change:
+        self.step = step
+        self.flops_spent += self.flops * self.config.tokens_per_step  # its gradients were taken
+        self.controller.diverged(step, reason)
+        return self._change(step, Measurements())
+
     def write(self, folder: RunFolder) -> None:
         self.controller.record.save(folder.path / RECORD, self.about())
 
     def end(self, folder: RunFolder) -> None:
         target = folder.path / MODEL
         shutil.rmtree(target, ignore_errors=True)  # of a run that was killed between this and its last word
-        save_folder(in_shell(self.network.model), target, tokenizer=self.engine.task.tokenizer)
+        task = self.engine.task
+        shell, tokenizer = in_shell(self.network.model), task.tokenizer
+        if isinstance(task, ClassificationTask):  # whoever loads it must name classes, start and pad as the task does
+            shell.config.id2label = dict(enumerate(task.class_names))
+            shell.config.label2id = {name: i for i, name in enumerate(task.class_names)}
+            shell.config.pad_token_id, shell.config.bos_token_id = task.pad, task.start
+            tokenizer = task.portable_tokenizer() or tokenizer
+        save_folder(shell, target, tokenizer=tokenizer)
 
     def state_dict(self) -> dict[str, Any]:
         return {

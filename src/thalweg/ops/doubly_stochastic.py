@@ -105,9 +105,8 @@ def _scalings(z: Tensor, iterations: int) -> tuple[Tensor, list[tuple[Tensor, Te
 
 def _forward(z: Tensor, iterations: int) -> Tensor:
     if _narrow(z):
-        e, found = _scalings(z, iterations)
-        u, v = found[-1]
-        return e * v * u
+        v = _scalings(z, iterations)[1][-1][1]
+        return torch.softmax(z + v.log(), 1)  # rows to the last digit, as below
     _, g = _potentials(z, iterations)[-1]
     return torch.softmax(z + g, 1)  # exp(z + f + g), but its rows sum to one also where the logits are huge
 

@@ -23,8 +23,10 @@ from thalweg.reports.growth import (
 )
 from thalweg.reports.run import COST_NAMES, UNITS, headline_of, name_of, quality_of_run, record_of, title_of
 from thalweg.reports.study import data_notes
+from thalweg.reports.tables import Table
 from thalweg.reports.text import NONE, big, counted, listed, moment, number
 from thalweg.studies.observe import unlearned
+from thalweg.studies.store import RunRecord
 
 # How growth ended -> the look of its badge. A cap is no convergence and does not look like one.
 LOOKS = {
@@ -35,6 +37,16 @@ LOOKS = {
     "growing": "running",
 }
 WORDS = {"capped": "cap reached, not converged", "growing": "has not ended"}
+# Ends of the interval of task/accuracy: rows of the table and no figures of their own.
+INTERVAL = ("task/accuracy_low", "task/accuracy_high")
+DICTIONARY = "dictionary size"  # the decision that a model without dictionaries does not have
+# What a row of the quality table means, where its name does not say it.
+MEANINGS = {
+    "task/accuracy_low": "accuracy_low and accuracy_high: the 95 % Wilson interval of the accuracy.",
+    "null: uniform": "Null uniform: the loss of a guess that holds every class or token equally likely.",
+    "null: chance": "Null chance: the loss of a guess by the shares of the classes in the training data.",
+    "null: unigram entropy": "Null unigram entropy: the loss of a guess by the frequencies of the tokens.",
+}
 
 
 def write_grown_report(
@@ -51,7 +63,9 @@ def write_grown_report(
     grown = read(run)
     record = record_of(run, "shown", nulls or {})
     rest = Measurements(row for row in record.measures if not row.measure.startswith(OWN))
-    arms = {name_of(run): [dataclasses.replace(record, measures=rest)]}
+    drawn = {name: series for name, series in record.metrics.items() if name not in INTERVAL}
+    arms = {name_of(run): [dataclasses.replace(record, measures=rest, metrics=drawn)]}
+    collapse = collapse_table(grown)
     dull = f"Has not learned: {why}." if run.status != "diverged" and (why := unlearned(record)) else ""
     limits = [*filter(None, [dull]), *run.notes, *(f"Data: {note}" for note in data_notes(record)), *deviations]
     return page.write(
@@ -65,16 +79,16 @@ def write_grown_report(
         later=_later(grown),
         trained=f"{run.status}: {headline_of(run)} {dull}".strip(),
         cost=_cost(grown, record.cost),
-        quality=quality_of_run(record),
+        quality=_quality(record),
         events=event_table(grown),
         record=RECORD,
         figures=growth_figures(grown),
-        collapse=collapse_table(grown),
-        decisions=decision_table(grown),
+        collapse=collapse,
+        decisions=_decisions(grown, collapse is not None or _has_dictionaries(run.config)),
         training=training_figures(arms),
         introduction=INTRODUCTION,
         geometry=geometry(arms),
-        limits=[*LIMITS, *limits],
+        limits=[*LIMITS, *([LAST] if (run.path / "model").is_dir() else []), *limits],
         config=to_toml(run.config),
         provenance={
             "started": moment(run.record.get("started")) or NONE,
@@ -89,7 +103,30 @@ LIMITS = (
     "The texts of the papers on growth were not available: what is done here is reconstructed from abstracts, reviews and public code.",
     "A residual that is small says that no direction of the antisymmetric part is left over; it does not say that the task is solved.",
 )
+LAST = (
+    "The folder model of the run holds the weights of the last step. thalweg eval and generate read the best checkpoint of the run, which "
+    "may be of an earlier step with fewer heads, unless given --which last."
+)
 SOURCE = "Cirrincione 2026: DDCL-INCRT, arXiv 2604.01880; INCRT, arXiv 2604.10703; DDCL, arXiv 2604.01740 (reconstructed, see docs/growth.md)"
+
+
+def _quality(record: RunRecord) -> Table:
+    """What the run reached, with what names of rows mean."""
+    found = quality_of_run(record)
+    names = {row[0] for row in found.rows}
+    said = [found.note, *(meaning for name, meaning in MEANINGS.items() if name in names)]
+    return dataclasses.replace(found, note=" ".join(filter(None, said)))
+
+
+def _decisions(grown: Grown, dictionaries: bool) -> Table:
+    """Who decided what this model has."""
+    found = decision_table(grown)
+    return dataclasses.replace(found, rows=[row for row in found.rows if dictionaries or row[:1] != (DICTIONARY,)])
+
+
+def _has_dictionaries(config: Mapping[str, Any]) -> bool:
+    """Whether the configuration of a run asks for dictionaries of prototypes, looked at or not."""
+    return bool((config.get("model") or {}).get("head_prototypes")) or "prototypes" in (config.get("layers") or ())
 
 
 def _count(grown: Grown) -> str:

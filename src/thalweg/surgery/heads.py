@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from thalweg._words import counted
 from thalweg.errors import InputError, ShapeError
 from thalweg.models.config import DecoderConfig
 from thalweg.models.edits import UpdateEdit
@@ -62,7 +63,7 @@ def grow_heads(
             for _, module in modules if layer in added else ():
                 begin(module, added[layer], factors.get(layer, []))
 
-    words = ", ".join(f"{count} heads in layer {layer}" for layer, count in added.items())
+    words = ", ".join(f"{counted(count, 'head')} in layer {layer}" for layer, count in added.items())
     return _reshape(model, decoder, kept, f"grew {words}", fill, generator, in_place)
 
 
@@ -93,7 +94,9 @@ def prune_heads(model: Any, heads: Mapping[int, Iterable[int]], *, in_place: boo
             raise InputError(f"layer {layer} has {count} heads, and at least {group} must stay; take fewer away")
         kept[layer] = [head for head in range(count) if head not in gone]
     joined(decoder, kept, "taking a head away")
-    words = ", ".join(f"{config.heads_of(layer) - len(stay)} heads of layer {layer}" for layer, stay in kept.items())
+    words = ", ".join(
+        f"{counted(config.heads_of(layer) - len(stay), 'head')} of layer {layer}" for layer, stay in kept.items()
+    )
     return _reshape(model, decoder, kept, f"pruned {words}", None, torch.Generator().manual_seed(0), in_place)
 
 

@@ -100,7 +100,9 @@ def prune(
     """
     if dtype not in DTYPES:
         raise UnknownNameError("value for dtype:", dtype, DTYPES)
-    if (heads is None) == (by is None) or (by is None) != (count is None):
+    if heads is not None and by is not None:
+        raise InputError("heads names the heads and by chooses them; give one of them")
+    if (heads is None and by is None) or (by is None) != (count is None):
         raise InputError("say which heads go: heads by layer, or a score (by) and how many (count)")
     kind = DTYPES[dtype]
     source = model if isinstance(model, Source) else open_source(model, tokenizer=tokenizer, dtype=kind)

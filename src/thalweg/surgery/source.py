@@ -10,19 +10,28 @@ from torch import nn
 from thalweg.capture.opening import open_model
 from thalweg.errors import InputError
 from thalweg.models import Decoder, ThalwegForCausalLM
-from thalweg.models.hf_config import ThalwegConfig
+from thalweg.models.hf_base import ThalwegPreTrainedModel
+from thalweg.models.hf_config import ThalwegConfig, ThalwegEncoderConfig
+from thalweg.models.transformer import Transformer
 from thalweg.surgery import families
 from thalweg.surgery.wide import in_dtype, renew_angles
 
 
 @dataclass(frozen=True)
 class Source:
-    """A model with its name, the name of its family (``thalweg`` for ours) and, where there is one, its tokenizer."""
+    """A model with its name, the name of its family (``thalweg`` for ours) and, where there is one, its tokenizer.
+
+    Raises: InputError for an encoder of ours.
+    """
 
     model: nn.Module
     name: str
     family: str
     tokenizer: Any = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.model, Transformer | ThalwegPreTrainedModel) and self.ours is None:
+            raise InputError(encoder(self.name))
 
     @property
     def ours(self) -> Decoder | None:
@@ -43,9 +52,9 @@ def open_source(model: Any, *, tokenizer: Any = None, dtype: torch.dtype = torch
     """A source from a model, the path of a folder or the name of a repository on a hub.
 
     tokenizer: one of transformers; None takes the one beside a folder, if there is one.
-    Raises: InputError for another kind of thing or an unknown family, and as ``open_model``.
+    Raises: InputError for another kind of thing, an encoder of ours or an unknown family, and as ``open_model``.
     """
-    if isinstance(model, Decoder | ThalwegForCausalLM):
+    if isinstance(model, Transformer | ThalwegPreTrainedModel):
         return Source(model, type(model).__name__, ThalwegConfig.model_type, tokenizer)
     if isinstance(model, str | Path):
         return _load(str(model), tokenizer, dtype)
@@ -61,6 +70,8 @@ def open_source(model: Any, *, tokenizer: Any = None, dtype: torch.dtype = torch
 
 def _load(where: str, tokenizer: Any, dtype: torch.dtype) -> Source:
     def check(config: Any) -> None:
+        if isinstance(config, ThalwegEncoderConfig):
+            raise InputError(encoder(where))
         if getattr(config, "model_type", None) != ThalwegConfig.model_type:
             families.of(getattr(config, "model_type", None))
 
@@ -69,6 +80,14 @@ def _load(where: str, tokenizer: Any, dtype: torch.dtype) -> Source:
     if kind != ThalwegConfig.model_type:
         renew_angles(opened.model, dtype)
     return Source(opened.model, opened.name, kind, opened.tokenizer)
+
+
+def encoder(name: str) -> str:
+    """Why an encoder of ours is no source, and what takes one."""
+    return (
+        f"{name} is an encoder of ours, and convert and prune take decoders; in Python "
+        "thalweg.surgery.grow_heads, grow_width, grow_depth and prune_heads take encoders too"
+    )
 
 
 def as_ours(source: Source, dtype: torch.dtype) -> tuple[nn.Module, Decoder]:

@@ -37,6 +37,10 @@ class Changer(Protocol):
         """After ``step`` updates; None where nothing is due. last: no update follows."""
         ...
 
+    def diverged(self, step: int, reason: str) -> Change:
+        """Of a run that ends as diverged at ``step``: no look follows, so this is the last word on the structure."""
+        ...
+
     def write(self, folder: RunFolder) -> None:
         """On the first rank, after every look and when the run is taken up: what has happened so far, into the run folder."""
         ...

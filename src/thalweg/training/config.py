@@ -275,12 +275,21 @@ class TrainConfig:
             values["max_length"] = max(_default(cls, "max_length"), self.sequence_length, longest)
         found = config.build(cls, {**values, **self.model}, where="model")
         if self.init_from is None:
-            return found
+            return self._with_dictionaries(found)
         if not cls.causal:
             raise InputError(
                 f"init_from begins a run of a decoder, and {self.data} trains an encoder; leave init_from out"
             )
-        return initial.fitted(found, self.init_from, vocab_size)
+        return self._with_dictionaries(initial.fitted(found, self.init_from, vocab_size))
+
+    def _with_dictionaries(self, model: "DecoderConfig") -> "DecoderConfig":
+        """``model``. Raises: InputError where ``dictionary_weight`` weighs a loss that it has not."""
+        if self.dictionary_weight and not (model.head_prototypes or "prototypes" in model.layers):
+            raise InputError(
+                f"dictionary_weight is {self.dictionary_weight:g}, but this model has no prototypes; set model.head_prototypes, "
+                "name prototypes in layers, or leave dictionary_weight out"
+            )
+        return model
 
 
 _POSITIVE = (

@@ -108,7 +108,7 @@ def hashes(folder: str | Path) -> dict[str, str]:
 
 
 def _folder(folder: str | Path) -> Path:
-    from thalweg.models.hf_config import ThalwegConfig
+    from thalweg.models.hf_config import ThalwegConfig, ThalwegEncoderConfig
 
     path = checked_path(folder, expand=True)
     if not path.is_dir():
@@ -119,9 +119,14 @@ def _folder(folder: str | Path) -> Path:
         kind = json.loads((path / "config.json").read_bytes()).get("model_type")
     except (OSError, ValueError, AttributeError):  # who reads the configuration says what is wrong with it
         return path
+    if kind == ThalwegEncoderConfig.model_type:
+        raise InputError(
+            f"init_from names {folder}, an encoder of ours, and a run begins at a decoder or at random weights; leave init_from out, "
+            "or change the encoder in Python: thalweg.surgery.grow_heads, grow_width, grow_depth and prune_heads take it"
+        )
     if isinstance(kind, str) and kind != ThalwegConfig.model_type:
         raise InputError(
-            f"init_from names {folder}, a model of the type {kind!r}, and a run begins at one of ours; convert it first: "
-            f"thalweg convert {shlex.quote(str(folder))} --connection additive -o FOLDER"
+            f"init_from names {folder}, a model of the type {kind!r}, and a run begins at one of ours; if it is a decoder of a family that "
+            f"can be converted, do so first: thalweg convert {shlex.quote(str(folder))} --connection additive -o FOLDER"
         )
     return path

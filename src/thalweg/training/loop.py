@@ -109,6 +109,8 @@ class Loop:
             if reason is None and due:
                 reason = self.look(gradients)
             if reason is not None:
+                if self.changer is not None:
+                    self.changed(self.changer.diverged(self.step, reason))
                 self.log_stability()
                 return self.finish("diverged", reason)
             if self.changer is not None:

@@ -5,6 +5,7 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from thalweg._words import counted, duration
 from thalweg.data import Task
 from thalweg.models.size import readable, size_of
 from thalweg.training.config import TrainConfig
@@ -55,7 +56,7 @@ class TrainPlan:
 
     def __str__(self) -> str:
         lines = [
-            f"model       {self.connection}, depth {self.depth}, width {self.width}, {self.heads} heads, {self.vocab_size:,} tokens",
+            f"model       {self.connection}, depth {self.depth}, width {self.width}, {counted(self.heads, 'head')}, {self.vocab_size:,} tokens",
             f"parameters  {self.parameters:,} ({self.non_embedding_parameters:,} without embeddings, {self.stream_parameters:,} of the stream)",
             f"length      {self.steps:,} steps, {self.tokens:,} tokens ({self.train_tokens_per_parameter:.1f} per parameter)",
             f"FLOPs       {self.flops_per_token:.3g} per token, {self.flops:.3g} in all",
@@ -73,7 +74,7 @@ class TrainPlan:
             lines.append(f"time        not measured: {readable(self.free_memory)} are free on this machine")
         if self.seconds is not None:
             lines.append(
-                f"time        {_duration(self.seconds)} ({self.seconds_per_step:.3g} s a step, without evaluation)"
+                f"time        {duration(self.seconds)} ({self.seconds_per_step:.3g} s a step, without evaluation)"
             )
         return "\n".join(lines)
 
@@ -137,9 +138,3 @@ def _time_a_step(config: TrainConfig, task: Task) -> float:
 
         first = update()
         return first if first > LONG_STEP else min(update() for _ in range(PROBE_STEPS))
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
