@@ -60,7 +60,7 @@ def test_kept_axes_and_unknown_gates():
 def test_refusals():
     with pytest.raises(InputError, match="threshold"):
         gate_statistics({"beta": torch.ones(2)}, threshold=0.5)
-    with pytest.raises(InputError, match="gate 'beta' holds 1 values"):
+    with pytest.raises(InputError, match="gate 'beta': 1 of 2 values is NaN"):
         gate_statistics({"beta": torch.tensor([1.0, math.nan])})
     with pytest.raises(ShapeError, match="first 2 axes"):
         gate_statistics({"beta": torch.ones(2)}, keep=2)

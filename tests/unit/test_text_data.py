@@ -355,6 +355,8 @@ def test_every_kind_of_data_is_listed():
         "copy",
         "overwrite",
         "forget",
+        "sentiment",
+        "sst2",
     }
     assert set(data.names()) == wanted
     assert all(entry.summary and entry.source for entry in data.entries())
