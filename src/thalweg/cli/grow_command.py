@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from thalweg import config
-from thalweg.cli import connection_flags, train_command
+from thalweg.cli import train_command
 from thalweg.cli.console import emit, say
 from thalweg.errors import ExitCode, InputError
 
@@ -23,24 +23,11 @@ DICTIONARY_WEIGHT = 0.1  # of the loss of prototypes, where a model that grows h
 def configure(parser) -> None:
     from thalweg.growth.options import GrowthOptions
 
-    parser.add_argument(
-        "config", nargs="?", metavar="CONFIG.toml", help="file with any of the values below, its table growth included"
-    )
-    parser.add_argument("-o", "--output", metavar="RUN", help="folder of the run (runs/grown-DATA-sSEED)")
-    parser.add_argument(
-        "--resume",
-        metavar="RUN",
-        help="go on with this run; other flags may only change what cannot change its numbers",
-    )
-    connection_flags.add(parser)
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print the first spectrum, the heads that thresholds would give, warnings and cost, and stop",
-    )
-    parser.add_argument("--print-config", action="store_true", help="print the configuration as TOML and stop")
-    parser.add_argument(
-        "--track", action="append", default=[], metavar="TRACKER", help="tensorboard, trackio or wandb; may be repeated"
+    train_command.add_run(
+        parser,
+        config="file with any of the values below, its table growth included",
+        output="folder of the run (runs/grown-DATA-sSEED)",
+        dry_run="print the first spectrum, the heads that thresholds would give, warnings and cost, and stop",
     )
     growth = parser.add_argument_group("growth", "when heads and layers come and go (docs/growth.md)")
     growth.add_argument("--task", metavar="NAME", help="the same as --data")

@@ -36,24 +36,30 @@ MOST = {
 
 
 def configure(parser) -> None:
-    parser.add_argument(
-        "config", nargs="?", metavar="CONFIG.toml", help="file with any of the values below, or preset:NAME"
+    add_run(
+        parser,
+        config="file with any of the values below, or preset:NAME",
+        output="folder of the run (runs/CONNECTION-dDEPTH-sSEED)",
+        dry_run="print the plan (parameters, FLOPs, memory, time) and stop",
     )
-    parser.add_argument("-o", "--output", metavar="RUN", help="folder of the run (runs/CONNECTION-dDEPTH-sSEED)")
+    add_configuration(parser)
+
+
+def add_run(parser, *, config: str, output: str, dry_run: str) -> None:
+    """The flags of a command that makes a run, with the help of those that each command says in its own words."""
+    parser.add_argument("config", nargs="?", metavar="CONFIG.toml", help=config)
+    parser.add_argument("-o", "--output", metavar="RUN", help=output)
     parser.add_argument(
         "--resume",
         metavar="RUN",
         help="go on with this run; other flags may only change what cannot change its numbers",
     )
     connection_flags.add(parser)
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print the plan (parameters, FLOPs, memory, time) and stop"
-    )
+    parser.add_argument("--dry-run", action="store_true", help=dry_run)
     parser.add_argument("--print-config", action="store_true", help="print the configuration as TOML and stop")
     parser.add_argument(
         "--track", action="append", default=[], metavar="TRACKER", help="tensorboard, trackio or wandb; may be repeated"
     )
-    add_configuration(parser)
 
 
 def add_configuration(parser) -> None:

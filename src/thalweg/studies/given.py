@@ -33,14 +33,19 @@ def check_tables(plan: GivenPlan) -> None:
     for what, table in (("subject", plan.subject), ("scale", plan.scale), ("arms", plan.arms)):
         if not table:
             raise InputError(f"a plan needs at least one entry under {what!r}")
-        for name in table:
-            if not _NAME.fullmatch(name):
-                raise InputError(f"{what}: a name holds only letters, digits and _ (A-Z, a-z, 0-9), got {name!r}")
+        check_names(what, table)
     if not plan.hypotheses:
         raise InputError("a plan needs at least one entry under 'hypotheses'")
     for name, subject in plan.subject.items():
         if bool(subject.model) == bool(subject.train):
             raise InputError(f"subject.{name} states exactly one of model and train")
+
+
+def check_names(what: str, names: Iterable[str]) -> None:
+    """That names of a table are made of letters, digits and _. Raises: InputError."""
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise InputError(f"{what}: a name holds only letters, digits and _ (A-Z, a-z, 0-9), got {name!r}")
 
 
 def check_least(name: str, scale: Any, least: Iterable[tuple[str, int]]) -> None:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from scipy import stats
 
-from thalweg.growth import Controller, GrowthOptions
+from thalweg.growth import GrowthOptions
 from thalweg.records import Measurements
 from thalweg.studies.experiments.base import Progress, register
-from thalweg.studies.experiments.growing import GrowingLayer, planes, rotation, seeded, teacher, tokens
+from thalweg.studies.experiments.growing import GrowingLayer, grown, planes, rotation, seeded, teacher, tokens
 
 ARMS = ("operator", "inputs")
 
@@ -89,12 +89,7 @@ def _grow(o: ComplexityOptions, arm: str, rank: int, seed: int) -> tuple[int, fl
         seed=seed,
         patience=2,
     )
-    controller = Controller(network, growth)
-    for step in range(0, o.steps, o.dwell):
-        controller.check(step)
-        if controller.finished:
-            break
-        network.train_steps(o.dwell, o.lr)
+    controller = grown(network, growth, o.steps, o.dwell, o.lr)
     births = sum(len(event.heads) for event in controller.record if event.kind == "birth")
     matrix = network.inputs(0) if arm == "inputs" else query @ key.T
     squares = torch.linalg.svdvals(matrix - matrix.mean(0) if arm == "inputs" else matrix).square()

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from thalweg.errors import InputError
-from thalweg.growth import Birth, HeadFactors
+from thalweg.growth import Birth, Controller, GrowthOptions, HeadFactors
 from thalweg.models.sublayers.prototypes import PrototypeLayer
 
 
@@ -173,3 +173,14 @@ def teacher(
 def seeded(seed: int, purpose: int) -> torch.Generator:
     """A generator of its own for every purpose of a seed."""
     return torch.Generator().manual_seed(1_000_003 * seed + purpose)
+
+
+def grown(network: GrowingLayer, options: GrowthOptions, steps: int, every: int, lr: float) -> Controller:
+    """Let a layer grow until growth ends, at most ``steps``: a look, then ``every`` steps of training. The controller holds the record."""
+    controller = Controller(network, options)
+    for step in range(0, steps, every):
+        controller.check(step)
+        if controller.finished:
+            break
+        network.train_steps(every, lr)
+    return controller

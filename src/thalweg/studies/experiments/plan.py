@@ -1,6 +1,5 @@
 """Plans of experiments: which experiments run, on which seeds, and the rule that judges their rows."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -8,10 +7,8 @@ from typing import Any, Literal
 from thalweg import config
 from thalweg.errors import InputError, UnknownNameError
 from thalweg.studies.experiments.base import AT, registry
-from thalweg.studies.given import check_claim
+from thalweg.studies.given import check_claim, check_names
 from thalweg.studies.plan import Hypothesis, check_head, check_ids, digest
-
-_NAME = re.compile(r"[A-Za-z0-9_]+")
 
 
 @dataclass(frozen=True)
@@ -78,9 +75,7 @@ class ExperimentPlan:
             if not table:
                 raise InputError(f"a plan needs at least one entry under {what!r}")
         for what, names in (("experiments", self.experiments), ("scale", self.scale)):
-            for name in names:
-                if not _NAME.fullmatch(name):
-                    raise InputError(f"{what}: a name holds only letters, digits and _ (A-Z, a-z, 0-9), got {name!r}")
+            check_names(what, names)
         for name, scale in self.scale.items():
             self._check_scale(name, scale)
         check_ids(h.id for h in self.hypotheses)

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from thalweg.geometry.directional import DirectionalOperator
 from thalweg.geometry.eigenpairs import top_eigenpairs
-from thalweg.growth import Controller, GrowthOptions
+from thalweg.growth import GrowthOptions
 from thalweg.records import Measurements
 from thalweg.studies.experiments.base import Progress, register
-from thalweg.studies.experiments.growing import GrowingLayer, planes, rotation, seeded, teacher, tokens
+from thalweg.studies.experiments.growing import GrowingLayer, grown, planes, rotation, seeded, teacher, tokens
 
 LEAST = 4  # births that an order is spoken of
 
@@ -93,12 +93,7 @@ def _grown(network: GrowingLayer, o: OrderOptions, seed: int, progress: Progress
         seed=seed,
         degeneracy=0.0,
     )
-    controller = Controller(network, growth)
-    for step in range(0, o.steps, o.dwell):
-        controller.check(step)
-        if controller.finished:
-            break
-        network.train_steps(o.dwell, o.lr)
+    controller = grown(network, growth, o.steps, o.dwell, o.lr)
     births = [event for event in controller.record if event.kind == "birth"]
     progress(f"{len(births)} births, {controller.status}: {controller.reason}")
     values = [value for event in births for value in event.eigenvalues]
