@@ -75,3 +75,14 @@ def test_accuracy_counts_the_chosen_tokens_only(text):
     logits = torch.zeros(1, 4, masked.vocab_size)
     logits[0, 0, 3] = logits[0, 1, 7] = logits[0, 2, 6] = 1
     assert masked.metrics(logits, labels) == {"masked_accuracy": 0.5}
+
+
+def test_the_tokenizer_of_the_task_has_the_mask_and_a_portable_twin(text):
+    task = data.load("austen", objective="masked")
+    assert task.tokenizer.mask == task.mask == task.vocab_size - 1
+    assert data.load("austen").tokenizer.mask is None and text("masked").portable_tokenizer() is None  # bytes
+    portable = task.portable_tokenizer()
+    assert portable.mask_token_id == task.mask and len(portable) == task.vocab_size
+    line = "It was [MASK] late"  # a text may name the mask: only the task puts it in
+    assert task.mask not in task.tokenizer.encode(line)
+    assert portable.encode("It was late", add_special_tokens=False) == task.tokenizer.encode("It was late")

@@ -60,6 +60,25 @@ def test_masks_hang_on_the_seed_alone():
     assert one != other
 
 
+def test_covering_masks_every_token_once():
+    subject, tokenizer = model("bert"), encoder_tokenizer()
+    plan = masked_plan(subject, tokenizer, TEXTS, window=30, cover=True, seed=2)
+    found = masked_loss(subject, tokenizer, TEXTS, window=30, cover=True, seed=2)
+    sizes = [len(tokenizer.encode(text, add_special_tokens=False)) for text in TEXTS]
+    assert found.columns["masked_tokens"].tolist() == sizes
+    room, wanted = 28, []
+    for i, text in enumerate(TEXTS):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        wanted += [(i, token) for token in ids]
+        for row in (r for r in plan.rows if r.document == i):
+            assert len(row.inputs) <= room + 2
+            assert len(row.places) <= -(-(len(row.inputs) - 2) // 7)  # 7 = round(1 / 0.15)
+    assert sorted((r.document, t) for r in plan.rows for t in r.targets) == sorted(wanted)
+    assert plan.rows != masked_plan(subject, tokenizer, TEXTS, window=30, cover=True, seed=3).rows
+    whole = masked_plan(subject, tokenizer, TEXTS[:1], window=30, share=1.0, cover=True)
+    assert [len(row.places) for row in whole.rows] == [len(row.inputs) - 2 for row in whole.rows]
+
+
 def test_padding_of_masked_rows_changes_nothing():
     subject, tokenizer = model("bert"), encoder_tokenizer()
     alone, together = (masked_loss(subject, tokenizer, TEXTS, window=24, batch_size=n) for n in (1, 4))

@@ -74,6 +74,20 @@ def test_text_with_edits_beside_their_no_ops(here, capsys, tmp_path):
     assert {row.model for row in kept} == {"decoder"}
 
 
+def test_a_run_on_masked_tokens_is_evaluated_by_its_own_mask(tmp_path, capsys):
+    data = ["--data", "austen", "--tokenizer", "byte", "--objective", "masked", "--sequence-length", "32"]
+    sizes = ["--depth", "1", "--width", "16", "--heads", "2", "--steps", "2", "--batch-size", "2", "--threads", "1"]
+    looks = ["--eval-batches", "1", "--eval-every", "2"]
+    assert main(["train", *data, *sizes, *looks, "-o", str(tmp_path / "run"), "--quiet"]) == 0
+    (tmp_path / "text.txt").write_text(" ".join(TEXTS))
+    capsys.readouterr()
+    asked = ["--text", str(tmp_path / "text.txt"), "--window", "32", "-o", str(tmp_path / "o")]
+    result = found(capsys, [str(tmp_path / "run"), *asked])
+    loss = result["tasks"]["masked"]["metrics"]["masked_loss"]
+    assert 4 < loss["value"] < 7  # ln 258 = 5.55, hardly trained
+    assert loss["unit"] == "nats/masked token"
+
+
 def test_the_number_is_that_of_the_function(here, capsys, tmp_path):
     from transformers import AutoModelForCausalLM
 

@@ -1,12 +1,15 @@
-"""Edits of an encoder, by its embeddings: what stands beside what, in whatever order the edits come."""
+"""Edits of an encoder, by its embeddings and its masked loss: what stands beside what, in whatever order the edits come."""
 
 import pytest
 import torch
 from transformers import BertConfig, BertModel
 
 from thalweg.data.tasks.austen import shipped_tokenizer
+from thalweg.editing import edit
 from thalweg.errors import InputError
 from thalweg.evaluation.documents import Document
+from thalweg.models.encoder import Encoder
+from thalweg.models.encoder_config import EncoderConfig
 from thalweg.studies.edits.measuring import Bench
 from thalweg.studies.edits.plan import parse_edits
 from thalweg.studies.edits.subjects import OpenSubject
@@ -97,3 +100,65 @@ def test_a_causal_reading_of_an_encoder_is_refused():
     made = bench()
     with pytest.raises(InputError):
         Bench.of(made.subject, made.reading, "likelihood", 4, 0)
+
+
+LONG = tuple(Document(f"d{i}", f"{text}, and {text}. {text}" * 2) for i, text in enumerate(TEXTS))
+
+
+def masked_bench(tokens=10):
+    tokenizer = shipped_tokenizer().with_mask()
+    config = EncoderConfig(
+        vocab_size=tokenizer.mask + 1,
+        width=32,
+        depth=2,
+        heads=2,
+        max_length=32,
+        objective="masked",
+        connection="post_norm",
+        initial_std=0.3,
+    )
+    model = Encoder(config, generator=torch.Generator().manual_seed(0)).eval()
+    subject = OpenSubject(model, tokenizer, {}, ())
+    return Bench.of(subject, Reading(LONG, tokens, {}), "masked", 4, audit=2)
+
+
+@torch.no_grad()
+def test_masked_tokens_are_scored_once_each_as_a_loop_scores_them():
+    """Whatever the draw of the masks: every token of a document in one row, the sum of its losses as of the rows one by one."""
+    made = masked_bench()
+    model, tokenizer = made.subject.model, made.subject.tokenizer
+    assert made.tokens == [[10]] * 4
+    arm = PLAN.edits["attention-perp0"]
+    unedited = made.unedited()
+    row = made.edited(arm, PLAN.edits["attention-noop"], {"unedited": unedited})
+    for document, text in enumerate(LONG):
+        ids = tokenizer.encode(text.text)[:10]
+        rows = [r for r in made.masked if r.document == document]
+        assert sorted(p for r in rows for p in r.places) == list(range(10))
+        assert {len(r.places) for r in rows} == {1, 2}
+        for found, edited in ((unedited, False), (row, True)):
+            total = 0.0
+            for r in rows:
+                shown = [tokenizer.mask if p in r.places else i for p, i in enumerate(ids)]
+                assert r.inputs == shown
+                with edit(model, arm.options.as_noop() if not edited else arm.options, forced=not edited):
+                    logits = model(torch.tensor([shown])).logits[0].double()
+                total -= sum(logits.log_softmax(-1)[p, ids[p]].item() for p in r.places)
+            assert found.columns["nats"][document] == pytest.approx([total], rel=1e-5)
+    assert row.columns["nats"] != unedited.columns["nats"]
+    assert all(d > 0 for d in row.layers["drift"])
+
+
+def test_the_masked_no_op_moves_nothing():
+    made = masked_bench()
+    noop = PLAN.edits["attention-noop"]
+    assert made.edited(noop, noop, {"unedited": made.unedited()}).drift < 1e-6
+
+
+def test_a_masked_reading_of_what_has_no_masks_is_refused():
+    made = masked_bench()
+    bare = OpenSubject(made.subject.model, shipped_tokenizer(), {}, ())
+    with pytest.raises(InputError, match="no mask token"):
+        Bench.of(bare, made.reading, "masked", 4, 0)
+    with pytest.raises(InputError, match="logits|head"):
+        Bench.of(OpenSubject(bench().subject.model, made.subject.tokenizer, {}, ()), made.reading, "masked", 4, 0)

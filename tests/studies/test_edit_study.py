@@ -68,6 +68,23 @@ def test_every_edit_is_recorded_once_with_its_no_op(home):
     assert len(record.rows["unedited"].layers["self_share"]) == 2
 
 
+def test_an_encoder_that_the_study_trains_is_judged_by_its_masked_tokens(tmp_path):
+    text = SMOKE.replace('data = "austen"', 'data = "austen", objective = "masked", connection = "post_norm"')
+    text = text.replace("[text]", '[text]\nevaluation = "masked"')
+    (tmp_path / "p.toml").write_text(text)
+    study = opened(tmp_path)
+    studies.lock(study)
+    assert studies.run(study, limit=4) == 4
+    path, record = only_record(tmp_path)
+    assert path.name.startswith("post_norm-")
+    assert record.facts["tokens"] == [[16]] * 3
+    for row in record.rows.values():
+        assert [len(nats) for nats in row.columns["nats"]] == [1] * 3
+        assert all(3 < nats / 16 < 12 for (nats,) in row.columns["nats"])  # ln 2049 = 7.6: hardly trained
+        assert row.drift is None or row.drift < 1e-6
+    assert "16 tokens of each" in record.text["rule"] or "first 16 tokens" in record.text["rule"]
+
+
 def test_audit_and_likelihoods_agree_with_the_model_itself(home):
     """Against the model called by hand: loss of the unedited model, and a strength that no edit of another layer has."""
     import torch

@@ -10,10 +10,12 @@ from torch import Tensor
 
 from thalweg.data.fingerprint import digest_of
 from thalweg.data.task import IGNORED, Batch, Task
+from thalweg.data.text.tokenizer import JsonTokenizer
 from thalweg.errors import InputError
 
 CHOSEN = 0.15  # of the tokens of a sequence, rounded, at least one
 MASKED, RANDOM = 0.8, 0.1  # of those: shown as the mask, as another token; the rest as they are
+MASK = "[MASK]"
 SCHEMA = 1  # raise when the same text and seed would be masked otherwise
 
 
@@ -31,7 +33,8 @@ class MaskedTask(Task):
     unit = "nats/masked token"
 
     def __init__(self, text: Task):
-        self.text, self.name, self.tokenizer = text, text.name, text.tokenizer
+        self.text, self.name = text, text.name
+        self.tokenizer = None if text.tokenizer is None else text.tokenizer.with_mask()
         self.splits, self.notes = text.splits, text.notes
         self.mask, self.vocab_size = text.vocab_size, text.vocab_size + 1
         self.fingerprint = digest_of(
@@ -44,6 +47,18 @@ class MaskedTask(Task):
 
     def scored(self, batch: Batch) -> int:
         return int((batch["labels"] != IGNORED).sum())
+
+    def portable_tokenizer(self) -> Any:
+        if not isinstance(self.tokenizer, JsonTokenizer):
+            return None
+        from tokenizers import Tokenizer as Library
+        from transformers import PreTrainedTokenizerFast
+
+        inner = Library.from_str(self.tokenizer.library_json())
+        inner.add_special_tokens([MASK])
+        if inner.token_to_id(MASK) != self.mask:
+            return None
+        return PreTrainedTokenizerFast(tokenizer_object=inner, mask_token=MASK)
 
     def nulls(self) -> dict[str, float]:
         """``uniform`` ln V and ``unigram_entropy`` of the validation split, in nats per token, as for the text itself."""

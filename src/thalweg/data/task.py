@@ -114,6 +114,10 @@ class Task(ABC):
         """About ``count`` sequences of one length without padding, up to ``length`` tokens, the same for every arm: for the geometry."""
         return self.eval_batches(split, length, count, 1)[0]
 
+    def portable_tokenizer(self) -> Any:
+        """A fast tokenizer of transformers with the special tokens of this task, to stand beside a model; None where there is none to make."""
+        return None
+
     def natural_length(self, split: str = "train") -> int | None:
         """Tokens of the longest sequence of a synthetic task; None for text, which can be cut to any length."""
         self._check_split(split)

@@ -21,6 +21,7 @@ from thalweg.evaluation.subjects import around, check_tokenizer, ids_of, is_caus
 
 NEEDS = ("log_likelihood", "masked_tokens")
 SHARE = 0.15  # of the tokens that is masked (Devlin et al. 2019, arXiv 1810.04805)
+Choose = Callable[[int], list[np.ndarray]]  # a length -> the places to mask, one array for each row
 
 
 class Masked(NamedTuple):
@@ -56,16 +57,19 @@ def masked_loss(
     window: int | None = None,
     share: float = SHARE,
     seed: int = 0,
+    cover: bool = False,
     **how: Any,
 ) -> Scores:
     """Nats per masked token of an encoder, the masks drawn from ``seed`` alone, so that edits are compared on the same ones.
 
     Documents are cut into disjoint windows (special tokens of the tokenizer counted in), of each of which max(1, round(share x length))
-    tokens are masked, every one by the mask token: the 80/10/10 rule of BERT's training is a rule of training. Metrics ``masked_loss`` and
+    tokens are masked, every one by the mask token: the 80/10/10 rule of BERT's training is a rule of training. cover: every token once, in
+    round(1 / share) passes over disjoint masks, which leaves the draw of the masks hardly a say. Metrics ``masked_loss`` and
     ``masked_perplexity`` (its exp), which is no perplexity of the text. how: batch_size, padding, on_window(done, of).
     Raises: InputError for a causal model, no mask token, or numbers out of range.
     """
-    return of_plan(model, masked_plan(model, tokenizer, documents, window=window, share=share, seed=seed), **how)
+    plan = masked_plan(model, tokenizer, documents, window=window, share=share, seed=seed, cover=cover)
+    return of_plan(model, plan, **how)
 
 
 def masked_plan(
@@ -76,16 +80,32 @@ def masked_plan(
     window: int | None = None,
     share: float = SHARE,
     seed: int = 0,
+    cover: bool = False,
 ) -> MaskedPlan:
     """The masks of :func:`masked_loss`, before anything is computed. Raises: InputError."""
+    choose = covering(share, seed) if cover else drawing(share, seed)
+    rule = f"{share:.0%} masked{' at a time, each token once' if cover else ''}, seed {seed}"
+    return _plan(model, tokenizer, documents, window, choose, "masked", rule)
+
+
+def drawing(share: float = SHARE, seed: int = 0) -> Choose:
+    """One row, max(1, round(share x length)) of its places. Raises: InputError."""
+    rng = _generator(share, seed)
+    return lambda length: [np.sort(rng.choice(length, max(1, round(share * length)), replace=False))]
+
+
+def covering(share: float = SHARE, seed: int = 0) -> Choose:
+    """round(1 / share) rows, or as many as there are places, that mask each place once and differ by one place at most. Raises: InputError."""
+    rng = _generator(share, seed)
+    return lambda length: [
+        np.sort(part) for part in np.array_split(rng.permutation(length), min(length, max(1, round(1 / share))))
+    ]
+
+
+def _generator(share: float, seed: int) -> np.random.Generator:
     if not 0 < share <= 1:
         raise InputError(f"share must be above 0 and at most 1, got {share}")
-    rng = np.random.default_rng(seed)
-
-    def choose(length: int) -> list[np.ndarray]:
-        return [np.sort(rng.choice(length, max(1, round(share * length)), replace=False))]
-
-    return _plan(model, tokenizer, documents, window, choose, "masked", f"{share:.0%} masked, seed {seed}")
+    return np.random.default_rng(seed)
 
 
 def pseudo_perplexity(
@@ -114,7 +134,7 @@ def _plan(model, tokenizer, documents, window, choose, name: str, rule: str) -> 
     rows: list[Masked] = []
     for i, document in enumerate(documents):
         ids = ids_of(tokenizer, document.text, vocabulary, document.name)
-        rows += _rows(ids, tokenizer, length, choose, i)
+        rows += masked_rows(ids, tokenizer, length, choose, i)
     return MaskedPlan(documents, rows, name, f"disjoint windows of {length} tokens, {rule}", length, vocabulary)
 
 
@@ -166,7 +186,11 @@ def of_plan(
     return Scores(plan.name, plan.rule, names, dict(zip(NEEDS, sums, strict=True)), metrics, facts)
 
 
-def _rows(ids: list[int], tokenizer: Any, length: int, choose: Callable, document: int) -> Iterator[Masked]:
+def masked_rows(ids: list[int], tokenizer: Any, length: int, choose: Choose, document: int = 0) -> Iterator[Masked]:
+    """The windows of ``length`` tokens (special ones counted in) of a document, with what is masked in each.
+
+    Raises: InputError for a tokenizer without a mask token, or no room beside the special tokens.
+    """
     mask = special(tokenizer, "mask")
     if mask is None:
         raise InputError("the tokenizer has no mask token; give the tokenizer that the encoder was trained with")

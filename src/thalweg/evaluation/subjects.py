@@ -44,7 +44,7 @@ def ids_of(tokenizer: Any, text: str, vocabulary: int | None, what: str = "the t
 def special(tokenizer: Any, *names: str) -> int | None:
     """The id of the first special token of these names (``bos``, ``eos``, ``mask`` ...) that a tokenizer has."""
     if isinstance(tokenizer, Tokenizer):
-        return tokenizer.end_of_text if {"bos", "eos"} & set(names) else None
+        return tokenizer.end_of_text if {"bos", "eos"} & set(names) else tokenizer.mask if "mask" in names else None
     found = (getattr(tokenizer, f"{name}_token_id", None) for name in names)
     return next((i for i in found if i is not None), None)
 

@@ -217,12 +217,11 @@ class Grower:
         target = folder.path / MODEL
         shutil.rmtree(target, ignore_errors=True)  # of a run that was killed between this and its last word
         task = self.engine.task
-        shell, tokenizer = in_shell(self.network.model), task.tokenizer
+        shell, tokenizer = in_shell(self.network.model), task.portable_tokenizer() or task.tokenizer
         if isinstance(task, ClassificationTask):  # whoever loads it must name classes, start and pad as the task does
             shell.config.id2label = dict(enumerate(task.class_names))
             shell.config.label2id = {name: i for i, name in enumerate(task.class_names)}
             shell.config.pad_token_id, shell.config.bos_token_id = task.pad, task.start
-            tokenizer = task.portable_tokenizer() or tokenizer
         save_folder(shell, target, tokenizer=tokenizer)
 
     def state_dict(self) -> dict[str, Any]:

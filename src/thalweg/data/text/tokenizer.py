@@ -1,20 +1,18 @@
 """Text to token numbers and back: bytes, byte-level BPE, or any ``tokenizer.json``."""
 
+import copy
 import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import numpy as np
 
 from thalweg.config import checked_path
 from thalweg.data.text.source import lines
 from thalweg.errors import InputError
-
-if TYPE_CHECKING:
-    pass
 
 END_OF_TEXT = "<|endoftext|>"
 BYTE_VOCAB = 257  # 256 bytes and the end of a text
@@ -23,13 +21,21 @@ BYTE_VOCAB = 257  # 256 bytes and the end of a text
 class Tokenizer(ABC):
     """Encodes text without reading special tokens out of it; the separator of documents is put in by the caller.
 
-    digest: sha256 of what the encoding depends on. end_of_text: its number, or None where the tokenizer has none.
+    digest: sha256 of what the encoding depends on. end_of_text: its number, or None where the tokenizer has none. mask: the number that
+    stands for a token to be filled in, which follows those of the vocabulary; None where nothing is to be filled in.
     """
 
     name: str
     vocab_size: int
     end_of_text: int | None
     digest: str
+    mask: int | None = None
+
+    def with_mask(self) -> Self:
+        """A copy that has a ``mask``, the entry after the last."""
+        found = copy.copy(self)
+        found.mask = self.vocab_size
+        return found
 
     @abstractmethod
     def pieces(self, text: str) -> list[str]:

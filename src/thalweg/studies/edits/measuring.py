@@ -1,4 +1,4 @@
-"""One edit on all documents: likelihoods by position or embeddings, and how far states and updates moved, layer by layer."""
+"""One edit on all documents: likelihoods by position, at masked tokens, or embeddings, and how far states and updates moved by layer."""
 
 import math
 import time
@@ -19,6 +19,7 @@ from thalweg.capture.evaluating import evaluating
 from thalweg.editing import audit, edit
 from thalweg.errors import InputError, ProofError
 from thalweg.evaluation.embeddings import embed
+from thalweg.evaluation.masked import Masked, covering, masked_rows
 from thalweg.evaluation.paired import DRIFT
 from thalweg.evaluation.perplexity import prefix_of
 from thalweg.evaluation.scoring import batches, by_token, device_of, logits_of, rows_of
@@ -36,7 +37,10 @@ AUDIT_TOKENS = 256  # of an audited document, from its beginning
 
 @dataclass
 class Bench:
-    """A subject with the documents that every edit is measured on. embeddings: [documents width] of no-ops, by identity."""
+    """A subject with the documents that every edit is measured on: windows of them, their masked rows, or their texts.
+
+    embeddings: [documents width] of no-ops, by identity.
+    """
 
     subject: OpenSubject
     reading: Reading
@@ -45,6 +49,7 @@ class Bench:
     audit: int
     located: Located
     windows: list[Window] = field(default_factory=list)
+    masked: list[Masked] = field(default_factory=list)
     embeddings: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -60,6 +65,14 @@ class Bench:
             assert prefix is not None
             for ids in subject.token_rows(reading):
                 bench.windows.append(Window([prefix, *ids[:-1]], ids))
+        elif evaluation == "masked":
+            if is_causal(subject.model):
+                raise InputError(
+                    "the loss at masked tokens is a measure of encoders; this subject is causal: say evaluation = 'likelihood'"
+                )
+            room, choose = sum(map(len, around(subject.tokenizer))), covering()
+            for i, ids in enumerate(subject.token_rows(reading)):
+                bench.masked += masked_rows(ids, subject.tokenizer, room + reading.tokens, choose, i)
         elif getattr(subject.model, "lm_head", None) is not None and is_causal(subject.model):
             raise InputError(
                 "embeddings are a measure of encoders; this subject is causal: say evaluation = 'likelihood'"
@@ -68,14 +81,16 @@ class Bench:
 
     @property
     def tokens(self) -> list[list[int]]:
-        """[documents][buckets] tokens (of an encoder: words) behind each number."""
-        each = self.reading.tokens // self.buckets if self.windows else None
-        return [[each] * self.buckets if each else [len(d.text.split())] for d in self.reading.documents]
+        """[documents][buckets] tokens (behind an embedding: words) behind each number."""
+        if self.evaluation == "embedding":
+            return [[len(d.text.split())] for d in self.reading.documents]
+        buckets = self.buckets if self.windows else 1
+        return [[self.reading.tokens // buckets] * buckets for _ in self.reading.documents]
 
     def unedited(self) -> EditRow:
         """The model alone; its states are kept for the audits of what follows."""
         start = time.monotonic()
-        columns = {"nats": self._nats()} if self.windows else self._embedded(self._own(), self._own())
+        columns = self._embedded(self._own(), self._own()) if self.evaluation == "embedding" else {"nats": self._nats()}
         layers = {} if self.plain is None else {"self_share": self.plain.self_share}
         return EditRow("unedited", {}, "unedited", columns, layers, seconds=time.monotonic() - start, ended=now())
 
@@ -85,7 +100,9 @@ class Bench:
         Raises: ProofError where a no-op moves any document by more than 1e-3 of its loss; what editing raises.
         """
         start = time.monotonic()
-        base = None if self.windows else self._own() if arm.noop else self._base(noop)  # outside of the edit
+        base = None
+        if self.evaluation == "embedding":
+            base = self._own() if arm.noop else self._base(noop)  # outside of the edit
         with entered(self.subject, arm) as facts:
             columns = {"nats": self._nats()} if base is None else self._embedded(self._embed(), base)
             notes = tuple(facts.notes)
@@ -125,6 +142,8 @@ class Bench:
         return {"cosine": [[float(c)] for c in cosines], "order": [[r] for r in _orders(base, found)]}
 
     def _nats(self) -> list[list[float]]:
+        if self.masked:
+            return self._masked_nats()
         rows: list[list[float]] = []
         size = max(1, BATCH_TOKENS // self.reading.tokens)
         with evaluating(self.subject.model):
@@ -134,6 +153,17 @@ class Bench:
                     found, _ = by_token(logits, torch.tensor(window.targets, device=logits.device))
                     rows.append((-found.view(self.buckets, -1).sum(1)).tolist())
         return rows
+
+    def _masked_nats(self) -> list[list[float]]:
+        nats = [0.0] * len(self.reading.documents)
+        size = max(1, BATCH_TOKENS // self.reading.tokens)
+        with evaluating(self.subject.model):
+            for batch in batches(self.masked, size):
+                ids, mask = rows_of([row.inputs for row in batch], "right", device_of(self.subject.model))
+                for logits, row in zip(logits_of(self.subject.model, ids, mask), batch, strict=True):
+                    found, _ = by_token(logits[row.places], torch.tensor(row.targets, device=logits.device))
+                    nats[row.document] -= float(found.sum())
+        return [[value] for value in nats]
 
     def _audit(self, arm: EditArm) -> dict[str, list[float | None]]:
         """By layer: how strong the edit is where it is applied, and how far the state after the layer is from the unedited model's."""
@@ -175,6 +205,10 @@ class Bench:
         if self.windows:
             rows = [w.inputs[:AUDIT_TOKENS] for w in self.windows[: self.audit]]
             return {"input_ids": torch.tensor(rows, device=device)}
+        if self.masked:  # of each document the first of its rows
+            first = {row.document: row.inputs for row in reversed(self.masked) if row.document < self.audit}
+            ids, mask = rows_of([first[i][:AUDIT_TOKENS] for i in sorted(first)], "right", device)
+            return {"input_ids": ids, "attention_mask": mask}
         before, after = around(self.subject.tokenizer)
         texts = [d.text for d in self.reading.documents[: self.audit]]
         rows = [[*before, *ids_of(self.subject.tokenizer, text, None), *after] for text in texts]

@@ -14,7 +14,7 @@ from thalweg.studies.plan import Hypothesis, check_ids, digest
 
 LIKELIHOOD = ("loss_change", "loss")
 EMBEDDING = ("embedding_change", "order_change")
-MEASURES = {"likelihood": LIKELIHOOD, "embedding": EMBEDDING}
+MEASURES = {"likelihood": LIKELIHOOD, "embedding": EMBEDDING, "masked": LIKELIHOOD}
 PARTS = ("all", "first", "last", "growth")
 AGAINST = ("applied", "drift", "self_share")
 NOOP = "noop"
@@ -36,15 +36,15 @@ class Subject:
 
 @dataclass(frozen=True)
 class Text:
-    """What is read. evaluation: ``likelihood`` (nats/token of a causal model, a token before the text) or ``embedding`` (an encoder's
-    mean-pooled states).
+    """What is read. evaluation: ``likelihood`` (nats/token of a causal model, a token before the text), ``masked`` (nats/masked token of an
+    encoder with a head: every token masked once, 15 % at a time) or ``embedding`` (an encoder's mean-pooled states).
 
     file: as ``thalweg eval`` takes it; empty: the novel held out of the shipped corpus. Whole paragraphs are joined to pieces of at least
     ``characters`` characters; of a piece its first tokens are read (its first words by an encoder). buckets: parts of equal length in
     which the likelihood is recorded, by position.
     """
 
-    evaluation: Literal["likelihood", "embedding"] = "likelihood"
+    evaluation: Literal["likelihood", "embedding", "masked"] = "likelihood"
     file: str = ""
     characters: int = 1000
     buckets: int = 4

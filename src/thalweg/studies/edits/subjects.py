@@ -141,10 +141,9 @@ def _opened(subject: Subject, where: str) -> tuple[nn.Module, Any, tuple[str, ..
 
 
 def _trained(made: TrainConfig, store: Store, workspace: Path, on_event) -> tuple[nn.Module, Any, tuple[str, ...]]:
-    from thalweg import data
     from thalweg.records.run import RunFolder
-    from thalweg.training import train
-    from thalweg.training.engine import load_decoder
+    from thalweg.training import load_model, train
+    from thalweg.training.tasks import load_task
 
     mark = fingerprint(made)
     folder = workspace / store.path(mark, made.connection, made.seed).stem
@@ -157,9 +156,8 @@ def _trained(made: TrainConfig, store: Store, workspace: Path, on_event) -> tupl
         )
     if store.find(mark, made.connection, made.seed) is None:
         store.keep(run, mark, made.connection, made.seed)
-    task = data.load(made.data, tokenizer=made.tokenizer, vocab_size=made.vocab_size)
-    model, _ = load_decoder(folder, "last")
-    return model, getattr(task, "tokenizer", None), (f"trained here: {folder.name}", *run.notes)
+    model, _ = load_model(folder, "last")
+    return model, load_task(made).tokenizer, (f"trained here: {folder.name}", *run.notes)
 
 
 def weights_digest(model: nn.Module) -> str:

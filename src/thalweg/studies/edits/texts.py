@@ -60,7 +60,7 @@ def cut_reading(text: "Text | Source", scale: Where, tokens: int, count: int) ->
     chosen = [scale.skip + scale.every * i for i in range(min(count, scale.documents))]
     documents = tuple(Document(f"{source} piece {i}", _start(text, cut[i], tokens)) for i in chosen)
     sha = hashlib.sha256("\0".join(document.text for document in documents).encode()).hexdigest()
-    unit = "tokens" if text.evaluation == "likelihood" else "words"
+    unit = "words" if text.evaluation == "embedding" else "tokens"
     by_line = (scale.file or text.file).lower().endswith(".jsonl")
     cut_by = (
         "one line, one piece" if by_line else f"whole paragraphs joined to pieces of at least {characters:,} characters"
@@ -71,7 +71,7 @@ def cut_reading(text: "Text | Source", scale: Where, tokens: int, count: int) ->
 
 
 def _start(text: "Text | Source", piece: str, words: int) -> str:
-    return piece if text.evaluation == "likelihood" else " ".join(piece.split()[:words])
+    return " ".join(piece.split()[:words]) if text.evaluation == "embedding" else piece
 
 
 def _pieces(file: str, characters: int) -> tuple[str, list[str]]:
