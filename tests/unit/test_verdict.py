@@ -147,6 +147,19 @@ def test_contrast_of_four_arms_is_the_synergy(plan):
     assert verdict.values[0] == pytest.approx(-(4.0 - 0.06 - 0.004) - 4.0 + 2 * 4.0)
 
 
+def test_the_best_of_a_series_is_the_lowest_loss_and_the_highest_share(plan):
+    made = record()
+    made.metrics["val/loss"] = [(0, 7.0), (50, 3.0), (100, 4.0)]
+    made.metrics["task/accuracy"] = [(0, 0.5), (50, 0.8), (100, 0.7)]
+    made = dataclasses.replace(made, units={"val/loss": "nats/token", "task/accuracy": "share"})
+    for measure, at, value in (
+        ("val/loss", "best", 3.0),
+        ("task/accuracy", "best", 0.8),
+        ("task/accuracy", "final", 0.7),
+    ):
+        assert observe(made, dataclasses.replace(plan.hypotheses[0], measure=measure, at=at)).value == value
+
+
 @pytest.mark.parametrize(
     ("at", "value"),
     [("last", 0.2), ("first", 0.8), ("mean", 0.5), ("min", 0.2), ("trend", -1.0), ("layer:1", 0.5), ("layer:9", None)],

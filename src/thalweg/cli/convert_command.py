@@ -1,5 +1,7 @@
 """``thalweg convert``: a trained model to another connection, proved equal or called a warm start."""
 
+from pathlib import Path
+
 from thalweg.cli import connection_flags
 from thalweg.cli.console import emit, say
 from thalweg.errors import ExitCode, InputError
@@ -8,15 +10,19 @@ EXAMPLES = """examples:
   thalweg convert SmolLM2 --connection mhc --mixer row_stochastic -o smollm2-mhc
   thalweg convert runs/additive-d4-s0 --connection closed_delta -o closed --text novel.txt
   thalweg convert SmolLM2 --grow-depth 2 --grow-ffn 2048 -o larger
+  thalweg convert runs/sentiment --grow-heads 1 --grow-depth 1 -o larger-encoder
 
 Without --connection a model of ours keeps its own and another becomes additive. What grows begins where it changes no number: new layers, heads
 and units write zero, new coordinates of the stream are zero (with LayerNorm the mean of the others).
 
 MODEL is the folder of a transformers model, a name on a hub, a folder of ours, or a run. Families: llama, mistral, qwen2, qwen3,
-gemma3_text, gpt2. Decoders only; an encoder of ours grows in Python, by thalweg.surgery.grow_heads, grow_width and grow_depth. The folder that
-is written holds proof.json and loads by AutoModelForCausalLM once thalweg is imported.
+gemma3_text, gpt2, all of them decoders; encoders are ours alone. The folder that is written holds proof.json and loads by AutoModelForCausalLM
+(AutoModelForMaskedLM, AutoModelForSequenceClassification) once thalweg is imported. A classifier is compared on the validation texts of its
+run, or of --data NAME, which give a loss; on any other text the classes are unknown and the logits alone are compared.
 
 Exit codes: 0 the result is equal, or a warm start whose drift is printed; 2 cannot be converted, loaded or written; 5 the proof failed"""
+
+TEXTS = 32  # of a classification that both models are compared on
 
 
 def configure(parser) -> None:
@@ -35,6 +41,7 @@ def configure(parser) -> None:
     grow.add_argument("--grow-seed", type=int, default=0, metavar="K", help="of the new weights that are drawn (0)")
     parser.add_argument("-o", "--output", required=True, metavar="FOLDER", help="new folder for the result")
     parser.add_argument("--text", metavar="FILE", help="what both models are compared on (the held-out shipped novel)")
+    add_data(parser)
     parser.add_argument(
         "--length",
         type=int,
@@ -67,7 +74,7 @@ def run(args) -> ExitCode:
     folder = check_new(args.output)
     if args.connection is not None:
         wanted(args.connection, options)  # a slip is told before a model is loaded
-    source = opened(args)
+    source, rows = opened(args, TEXTS)
     count = sum(p.numel() for p in source.model.parameters())
     say(f"{source.name}: {source.family}, {count:,} parameters, {args.dtype}", quiet=args.quiet)
     made = convert(
@@ -77,7 +84,8 @@ def run(args) -> ExitCode:
         growth=growth,
         dtype=args.dtype,
         text=args.text,
-        length=args.length,
+        tokens=rows,
+        length=None if rows is not None else args.length,
         allow_drift=args.allow_drift,
     )
     new = sum(p.numel() for p in made.model.parameters()) - count
@@ -106,17 +114,55 @@ def growth_of(args):
     return Growth(args.grow_heads, args.grow_width, args.grow_ffn, args.grow_depth, args.grow_seed)
 
 
-def opened(args):
-    """The source that the arguments name, with the tokenizer of a run."""
+def add_data(parser) -> None:
+    """What a classifier is compared on."""
+    parser.add_argument(
+        "--data", metavar="NAME", help="classified texts that a classifier is compared on (those of its run, if it is one)"
+    )
+
+
+def opened(args, rows: int):
+    """The source that the arguments name, with the tokenizer of a run; and up to ``rows`` classified texts for a classifier, or None.
+
+    Raises: InputError, CheckpointError.
+    """
     import torch
 
-    from thalweg.cli.opening import check_which, hush_bars, open_run
+    from thalweg.cli.opening import check_which, hush_bars, open_run_and_task
     from thalweg.records.run import RunFolder
     from thalweg.surgery import Source, open_source
+    from thalweg.surgery.source import FAMILY
+    from thalweg.surgery.text import labelled
 
     hush_bars(args.quiet)
     check_which(args.model, args.which)
-    if not RunFolder.is_run(args.model):
-        return open_source(args.model, dtype=getattr(torch, args.dtype))
-    found = open_run(args.model, args.which or "best")
-    return Source(found.model, found.name, "thalweg", found.tokenizer)
+    if args.data is not None and args.text is not None:
+        raise InputError("--data and --text both say what is compared on; give one of them")
+    task = None
+    if RunFolder.is_run(args.model):
+        found, task = open_run_and_task(args.model, args.which or "best")
+        tokenizer = task.portable_tokenizer() or task.tokenizer
+        source = Source(found.model, found.name, FAMILY, tokenizer, task.portable_settings())
+        if task.objective != "classification" or args.text is not None:
+            task = None
+    else:
+        source = open_source(args.model, dtype=getattr(torch, args.dtype))
+    if args.data is not None:
+        task = data_of(args)
+    if task is None:
+        return source, None
+    if source.ours is None:
+        raise InputError(f"--data is for classifiers of ours, and {source.name} is none; leave it out")
+    return source, labelled(source.ours.config, task, length=args.length, rows=rows)
+
+
+def data_of(args):
+    """The data of ``--data``, cut by the tokenizer beside the model, or that of the run. Raises: InputError."""
+    from thalweg import data
+    from thalweg.records.run import RunFolder
+
+    beside = Path(args.model) / "tokenizer.json"
+    tokenizer = str(beside) if beside.exists() else None
+    if RunFolder.is_run(args.model):
+        tokenizer = RunFolder.open(args.model).config.get("tokenizer")
+    return data.load(args.data, tokenizer=tokenizer)

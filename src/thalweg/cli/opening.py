@@ -2,11 +2,14 @@
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from thalweg.capture.opening import Kind, Opened, open_model
 from thalweg.errors import InputError
 from thalweg.records.run import RunFolder
+
+if TYPE_CHECKING:
+    from thalweg.data import Task
 
 KINDS: dict[str, Kind] = {"next_token": "decoder", "masked": "masked-lm", "classification": "encoder"}
 
@@ -42,6 +45,11 @@ def hush_bars(quiet: bool) -> None:
 
 def open_run(where: str | Path, which: str) -> Opened:
     """The model of a run. Raises: InputError, CheckpointError."""
+    return open_run_and_task(where, which)[0]
+
+
+def open_run_and_task(where: str | Path, which: str) -> "tuple[Opened, Task]":
+    """The model of a run, and the data that it was trained on. Raises: InputError, CheckpointError."""
     from thalweg.training import load_model
     from thalweg.training.config import from_table
     from thalweg.training.tasks import load_task
@@ -50,4 +58,5 @@ def open_run(where: str | Path, which: str) -> Opened:
     task = load_task(config)
     model, _ = load_model(where, which)
     kind = KINDS[task.objective]
-    return Opened(model, task.tokenizer, str(Path(where)), kind, (f"{which} checkpoint of a run on {config.data}",))
+    notes = (f"{which} checkpoint of a run on {config.data}",)
+    return Opened(model, task.tokenizer, str(Path(where)), kind, notes), task

@@ -1,22 +1,25 @@
 """``thalweg prune``: heads of a model taken away for good, named by a person or chosen by a measured score."""
 
 from thalweg.cli.console import emit, say, table
-from thalweg.cli.convert_command import opened
+from thalweg.cli.convert_command import add_data, opened
 from thalweg.errors import ExitCode, InputError
 
 EXAMPLES = """examples:
   thalweg prune SmolLM2 --heads "0:3,1;4:2" -o smaller
   thalweg prune runs/mgt-d4-s0 --by output --count 4 -o smaller --text novel.txt
+  thalweg prune runs/grown/model --by loss --count 4 -o smaller --data sentiment
 
 --heads names layers and their query heads, from 0. Scores: output (what a head writes), weight (what it could write), energy (its directional
 energy, as growth prunes by), loss (what the model loses without it; one pass a head). The lowest go, one of a layer stays, and heads that
 share keys and values go together. The function changes, unless the heads wrote nothing: loss and KL before and after are on text that
-follows the scored one. The folder that is written holds pruning.json and loads by AutoModelForCausalLM once thalweg is imported.
+follows the scored one. The folder that is written holds pruning.json and loads by the Auto class of the model once thalweg is imported.
 
-MODEL is what thalweg convert takes, a decoder; a model of ours keeps its connection, others become additive ones of ours. Heads of an encoder
-of ours go in Python, by thalweg.surgery.prune_heads.
+MODEL is what thalweg convert takes; a model of ours keeps its connection, others become additive ones of ours. Of an encoder of masked tokens
+15 % of the text is hidden; a classifier needs classified texts for a loss, and for the score of that name: those of its run, or --data NAME.
 
 Exit codes: 0 done; 2 cannot be pruned, loaded or written"""
+
+TEXTS = 256  # of a classification that the two are compared on; as many before them are scored
 
 
 def configure(parser) -> None:
@@ -30,6 +33,7 @@ def configure(parser) -> None:
     parser.add_argument(
         "--text", metavar="FILE", help="what heads are scored and models compared on (the held-out shipped novel)"
     )
+    add_data(parser)
     parser.add_argument("--length", type=int, metavar="N", help="tokens of a row (256, or what the model takes)")
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32", help="of the result (float32)")
     parser.add_argument("--which", choices=("best", "last"), help="checkpoint, of a run (best)")
@@ -44,7 +48,7 @@ def run(args) -> ExitCode:
     heads = None if args.heads is None else parse_heads(args.heads)
     check_choice(args, heads)
     folder = check_new(args.output)
-    source = opened(args)
+    source, rows = opened(args, TEXTS if args.by is None else 2 * TEXTS)
     say(f"{source.name}: {source.family}, {args.dtype}", quiet=args.quiet)
 
     def progress(done: int, total: int) -> None:
@@ -58,7 +62,8 @@ def run(args) -> ExitCode:
         count=args.count,
         dtype=args.dtype,
         text=args.text,
-        length=args.length,
+        tokens=rows,
+        length=None if rows is not None else args.length,
         progress=progress,
     )
     save_pruned(made, folder, tokenizer=source.tokenizer)

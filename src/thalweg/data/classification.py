@@ -36,8 +36,9 @@ class Labelled:
 class ClassificationTask(Task):
     """Which of ``class_names`` a text is of.
 
-    A sequence is ``[START] tokens [PAD] ...``, cut behind ``length`` tokens; START and PAD follow the entries of the tokenizer. Training
-    shuffles all texts of every epoch; held-out splits are always evaluated as a whole. ``test`` is not looked at in training.
+    A sequence is ``[START] tokens [PAD] ...``, cut behind ``length`` tokens; START and PAD follow the entries of the tokenizer, or are
+    its last ones where it was handed on by such a task. Training shuffles all texts of every epoch; held-out splits are always evaluated as a
+    whole. ``test`` is not looked at in training.
 
     Raises: InputError for a split or a text that is empty, a class that the train split does not have, and texts that are all the same.
     """
@@ -58,8 +59,8 @@ class ClassificationTask(Task):
         self.name, self.split_rule, self.tokenizer = name, split_rule, tokenizer
         self.splits, self.class_names, self.classes = tuple(splits), tuple(class_names), len(class_names)
         check_texts(name, splits, class_names)
-        self.pad, self.start = tokenizer.vocab_size, tokenizer.vocab_size + 1
-        self.vocab_size = tokenizer.vocab_size + 2
+        self.pad = tokenizer.vocab_size - (2 if tokenizer.ends_with(PAD, START) else 0)
+        self.start, self.vocab_size = self.pad + 1, self.pad + 2
         self.labels = {split: np.asarray(part.labels, np.int64) for split, part in splits.items()}
         self.tokens = {
             split: [self._tokens(split, i, text) for i, text in enumerate(part.texts)] for split, part in splits.items()
@@ -190,6 +191,11 @@ class ClassificationTask(Task):
             return None
         inner.post_processor = TemplateProcessing(single=f"{START} $A", special_tokens=[(START, self.start)])
         return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=PAD, bos_token=START)
+
+    def portable_settings(self) -> dict[str, Any]:
+        names = dict(enumerate(self.class_names))
+        numbers = {name: i for i, name in names.items()}
+        return {"id2label": names, "label2id": numbers, "pad_token_id": self.pad, "bos_token_id": self.start}
 
     @cached_property
     def _sizes(self) -> dict[str, np.ndarray]:

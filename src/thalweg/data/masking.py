@@ -10,19 +10,19 @@ from torch import Tensor
 
 from thalweg.data.fingerprint import digest_of
 from thalweg.data.task import IGNORED, Batch, Task
-from thalweg.data.text.tokenizer import JsonTokenizer
+from thalweg.data.text.tokenizer import MASK, JsonTokenizer
 from thalweg.errors import InputError
 
 CHOSEN = 0.15  # of the tokens of a sequence, rounded, at least one
 MASKED, RANDOM = 0.8, 0.1  # of those: shown as the mask, as another token; the rest as they are
-MASK = "[MASK]"
 SCHEMA = 1  # raise when the same text and seed would be masked otherwise
 
 
 class MaskedTask(Task):
     """A text task with 15 % of the tokens of every sequence chosen; of those 80 % are shown as MASK, 10 % as a random token, 10 % as they are.
 
-    Only the chosen tokens are scored, each at its own place. MASK follows the entries of the tokenizer. What is chosen is a function of the
+    Only the chosen tokens are scored, each at its own place. MASK follows the entries of the tokenizer, or is its last one where it was
+    handed on by such a task. What is chosen is a function of the
     seed and the number of the sample (held out: of the number of the sequence), so arms with one seed fill in the same gaps.
     Source: Devlin et al. 2019 (arXiv 1810.04805), appendix A.1. Deviations: a window of text is one sequence, without [CLS] and [SEP], and
     any token of it may be chosen, also the end of a text; the random token is drawn from all entries of the tokenizer.
@@ -36,7 +36,8 @@ class MaskedTask(Task):
         self.text, self.name = text, text.name
         self.tokenizer = None if text.tokenizer is None else text.tokenizer.with_mask()
         self.splits, self.notes = text.splits, text.notes
-        self.mask, self.vocab_size = text.vocab_size, text.vocab_size + 1
+        self.mask = text.vocab_size if self.tokenizer is None or self.tokenizer.mask is None else self.tokenizer.mask
+        self.vocab_size = self.mask + 1
         self.fingerprint = digest_of(
             {"text": text.fingerprint, "chosen": CHOSEN, "masked": MASKED, "random": RANDOM, "schema": SCHEMA}
         )
@@ -94,7 +95,7 @@ class MaskedTask(Task):
             count = max(1, round(CHOSEN * ids.shape[1]))
             chosen = rng.permutation(ids.shape[1])[:count]
             labels[row, chosen] = ids[row, chosen]
-            fate, drawn = rng.random(count), rng.integers(self.text.vocab_size, size=count)
+            fate, drawn = rng.random(count), rng.integers(self.mask, size=count)
             shown[row, chosen[fate < MASKED]] = self.mask
             other = (fate >= MASKED) & (fate < MASKED + RANDOM)
             shown[row, chosen[other]] = torch.from_numpy(drawn[other])

@@ -118,6 +118,10 @@ class Task(ABC):
         """A fast tokenizer of transformers with the special tokens of this task, to stand beside a model; None where there is none to make."""
         return None
 
+    def portable_settings(self) -> dict[str, Any]:
+        """What the configuration of a model in transformers holds of this task: names of classes, the start and the padding."""
+        return {}
+
     def natural_length(self, split: str = "train") -> int | None:
         """Tokens of the longest sequence of a synthetic task; None for text, which can be cut to any length."""
         self._check_split(split)

@@ -13,7 +13,6 @@ import torch
 from thalweg import config as configs
 from thalweg.capture.saving import save_folder
 from thalweg.data import Batch, Task
-from thalweg.data.classification import ClassificationTask
 from thalweg.errors import CheckpointError, InputError, ThalwegError
 from thalweg.geometry.summaries import LEAST_SEQUENCES
 from thalweg.growth.checks import check_inputs, check_labels
@@ -217,12 +216,8 @@ class Grower:
         target = folder.path / MODEL
         shutil.rmtree(target, ignore_errors=True)  # of a run that was killed between this and its last word
         task = self.engine.task
-        shell, tokenizer = in_shell(self.network.model), task.portable_tokenizer() or task.tokenizer
-        if isinstance(task, ClassificationTask):  # whoever loads it must name classes, start and pad as the task does
-            shell.config.id2label = dict(enumerate(task.class_names))
-            shell.config.label2id = {name: i for i, name in enumerate(task.class_names)}
-            shell.config.pad_token_id, shell.config.bos_token_id = task.pad, task.start
-        save_folder(shell, target, tokenizer=tokenizer)
+        shell = in_shell(self.network.model, **task.portable_settings())
+        save_folder(shell, target, tokenizer=task.portable_tokenizer() or task.tokenizer)
 
     def state_dict(self) -> dict[str, Any]:
         return {

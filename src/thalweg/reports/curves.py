@@ -13,7 +13,7 @@ MOST_LOST = 12  # diverged runs that get a curve of their own
 FIRST = ("val/loss", "train/loss")
 TITLES = {"val/loss": "Validation loss", "train/loss": "Training loss", "val/bits_per_byte": "Bits per byte"}
 # What the tables or the diagnostics show; a curve would repeat the loss.
-LEFT_TO_TABLES = ("val/bits_per_byte", "val/perplexity")
+LEFT_TO_TABLES = ("val/bits_per_byte", "val/perplexity", "task/accuracy_low", "task/accuracy_high")
 
 
 def sound(records: Sequence[RunRecord]) -> list[RunRecord]:

@@ -26,7 +26,6 @@ from thalweg.reports.study import data_notes
 from thalweg.reports.tables import Table
 from thalweg.reports.text import NONE, big, counted, listed, moment, number
 from thalweg.studies.observe import unlearned
-from thalweg.studies.store import RunRecord
 
 # How growth ended -> the look of its badge. A cap is no convergence and does not look like one.
 LOOKS = {
@@ -37,16 +36,7 @@ LOOKS = {
     "growing": "running",
 }
 WORDS = {"capped": "cap reached, not converged", "growing": "has not ended"}
-# Ends of the interval of task/accuracy: rows of the table and no figures of their own.
-INTERVAL = ("task/accuracy_low", "task/accuracy_high")
 DICTIONARY = "dictionary size"  # the decision that a model without dictionaries does not have
-# What a row of the quality table means, where its name does not say it.
-MEANINGS = {
-    "task/accuracy_low": "accuracy_low and accuracy_high: the 95 % Wilson interval of the accuracy.",
-    "null: uniform": "Null uniform: the loss of a guess that holds every class or token equally likely.",
-    "null: chance": "Null chance: the loss of a guess by the shares of the classes in the training data.",
-    "null: unigram entropy": "Null unigram entropy: the loss of a guess by the frequencies of the tokens.",
-}
 
 
 def write_grown_report(
@@ -63,8 +53,7 @@ def write_grown_report(
     grown = read(run)
     record = record_of(run, "shown", nulls or {})
     rest = Measurements(row for row in record.measures if not row.measure.startswith(OWN))
-    drawn = {name: series for name, series in record.metrics.items() if name not in INTERVAL}
-    arms = {name_of(run): [dataclasses.replace(record, measures=rest, metrics=drawn)]}
+    arms = {name_of(run): [dataclasses.replace(record, measures=rest)]}
     collapse = collapse_table(grown)
     dull = f"Has not learned: {why}." if run.status != "diverged" and (why := unlearned(record)) else ""
     limits = [*filter(None, [dull]), *run.notes, *(f"Data: {note}" for note in data_notes(record)), *deviations]
@@ -79,7 +68,7 @@ def write_grown_report(
         later=_later(grown),
         trained=f"{run.status}: {headline_of(run)} {dull}".strip(),
         cost=_cost(grown, record.cost),
-        quality=_quality(record),
+        quality=quality_of_run(record),
         events=event_table(grown),
         record=RECORD,
         figures=growth_figures(grown),
@@ -108,14 +97,6 @@ LAST = (
     "may be of an earlier step with fewer heads, unless given --which last."
 )
 SOURCE = "Cirrincione 2026: DDCL-INCRT, arXiv 2604.01880; INCRT, arXiv 2604.10703; DDCL, arXiv 2604.01740 (reconstructed, see docs/growth.md)"
-
-
-def _quality(record: RunRecord) -> Table:
-    """What the run reached, with what names of rows mean."""
-    found = quality_of_run(record)
-    names = {row[0] for row in found.rows}
-    said = [found.note, *(meaning for name, meaning in MEANINGS.items() if name in names)]
-    return dataclasses.replace(found, note=" ".join(filter(None, said)))
 
 
 def _decisions(grown: Grown, dictionaries: bool) -> Table:

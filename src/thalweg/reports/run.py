@@ -20,7 +20,14 @@ SHOWN = ("val/", "task/", "train/loss")
 MEASURED = "measured.jsonl"  # in a run folder: what ``thalweg measure`` found
 UNITS = {"peak_memory": "B", "seconds": "s"}
 COST_NAMES = {"peak_memory": "peak memory (on a CPU of the whole process with its libraries, on a GPU of tensors)"}
-XZ = "xz: what this general compressor needs for the same text, by itself or after the training text."
+# What a row of the quality table means, where its name does not say it; the first of a group of rows says it.
+MEANINGS = {
+    "task/accuracy_low": "accuracy_low and accuracy_high: the 95 % Wilson interval of the accuracy.",
+    "null: uniform": "Null uniform: the loss of a guess that holds every class or token equally likely.",
+    "null: chance": "Null chance: the loss of a guess by the shares of the classes in the training data.",
+    "null: unigram entropy": "Null unigram entropy: the loss of a guess by the frequencies of the tokens.",
+    "null: xz": "xz: what this general compressor needs for the same text, by itself or after the training text.",
+}
 
 
 def record_of(run: RunFolder, status: str, nulls: Mapping[str, float]) -> RunRecord:
@@ -101,7 +108,7 @@ def write_run_report(
 
 
 def quality_of_run(record: RunRecord) -> Table:
-    """The last value of what was evaluated, then the nulls of the data."""
+    """The last value of what was evaluated, then the nulls of the data; what their names mean."""
     rows = [
         (key, number(series[-1][1], 5), record.units.get(key) or NONE, number(series[-1][0]))
         for key, series in sorted(record.metrics.items())
@@ -112,8 +119,8 @@ def quality_of_run(record: RunRecord) -> Table:
             (f"null: {name}", number(value, 5), record.units.get(series) or NULL_UNITS[series], NONE)
             for series, value in found.items()
         ]
-    note = XZ if any(name.startswith("null: xz") for name, *_ in rows) else ""
-    return Table(("measure", "value", "unit", "step"), rows, note)
+    said = [meaning for start, meaning in MEANINGS.items() if any(name.startswith(start) for name, *_ in rows)]
+    return Table(("measure", "value", "unit", "step"), rows, " ".join(said))
 
 
 def headline_of(run: RunFolder) -> str:

@@ -13,6 +13,7 @@ from thalweg.studies.store import RunRecord
 
 # What ``at`` may say of a logged series and of a measure by depth; the latter also ``layer:K``.
 IN_SERIES = ("final", "best")
+GOODS = ("share",)  # units of which more is better: accuracies and exact matches
 IN_DEPTH = ("last", "final", "first", "min", "max", "mean", "trend")
 
 
@@ -71,7 +72,8 @@ def _measured(record: RunRecord, h: Hypothesis) -> float | None:
     if series:
         if h.at not in IN_SERIES:
             raise InputError(f"hypothesis {h.id}: a logged series is taken at final or best, got {h.at!r}")
-        return series[-1][1] if h.at == "final" else min(value for _, value in series)
+        best = max if record.units.get(h.measure) in GOODS else min
+        return series[-1][1] if h.at == "final" else best(value for _, value in series)
     return by_depth(record.depth_profile(h.measure), h.at, h.id)
 
 

@@ -14,6 +14,7 @@ from thalweg.models.hf import in_shell
 from thalweg.models.hf_base import ThalwegPreTrainedModel
 from thalweg.models.sublayers import Attention
 from thalweg.models.transformer import Transformer
+from thalweg.surgery import families
 
 NEW = -1  # an index that no old entry has
 
@@ -93,10 +94,24 @@ def decoder_of(model: Any) -> Transformer:
     """The model inside the shell of Hugging Face, or the model itself. Raises: InputError for one that is not ours."""
     inner = model.transformer if isinstance(model, ThalwegPreTrainedModel) else model
     if not isinstance(inner, Transformer):
-        raise InputError(
-            f"only a model of thalweg can be grown or pruned, got {type(model).__name__}; make it one by surgery.convert first"
+        kind = getattr(getattr(model, "config", None), "model_type", None)
+        known = isinstance(kind, str) and kind in families.registry
+        remedy = (
+            "make it one by surgery.convert first"
+            if known
+            else f"surgery.convert makes one of the families {', '.join(families.registry.names())}, and this is none of them"
         )
+        raise InputError(f"only a model of thalweg can be grown or pruned, got {type(model).__name__}; {remedy}")
     return inner
+
+
+def settings_of(config: Any) -> dict[str, Any]:
+    """What a configuration of transformers holds beside the shape of a model: special tokens, and the names of classes."""
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    found = {name: value for name in names if (value := getattr(config, name, None)) is not None}
+    if getattr(config, "classes", None) is not None:
+        found |= {"id2label": config.id2label, "label2id": config.label2id}
+    return found
 
 
 def attentions(decoder: Any) -> dict[int, list[tuple[str, Attention]]]:
@@ -198,8 +213,7 @@ def put_back(model: Any, old: Any, new: Any, in_place: bool) -> Any:
         new = old
     if not isinstance(model, ThalwegPreTrainedModel):
         return new
-    names = ("bos_token_id", "eos_token_id", "pad_token_id")
-    shell = in_shell(new, **{n: v for n in names if (v := getattr(model.config, n, None)) is not None})
+    shell = in_shell(new, **settings_of(model.config))
     shell.train(model.training)
     if not in_place:
         return shell

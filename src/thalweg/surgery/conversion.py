@@ -1,4 +1,4 @@
-"""Convert: any supported decoder to another connection, with the proof that it computes what it computed."""
+"""Convert: any supported decoder, or an encoder of ours, to another connection, with the proof that it computes what it computed."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,8 +8,9 @@ from torch import Tensor
 
 from thalweg.capture.weights import not_finite
 from thalweg.errors import InputError, ProofError, UnknownNameError
-from thalweg.models import Decoder, ThalwegForCausalLM
 from thalweg.models.hf import in_shell
+from thalweg.models.hf_base import ThalwegPreTrainedModel
+from thalweg.models.transformer import Transformer
 from thalweg.surgery import text as texts
 from thalweg.surgery.growth_plan import Growth
 from thalweg.surgery.proof import TOLERANCE, Proof, compare, prove
@@ -22,7 +23,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 class Conversion(NamedTuple):
     """A new model of ours, and what was proved of it."""
 
-    model: ThalwegForCausalLM
+    model: ThalwegPreTrainedModel
     proof: Proof
 
 
@@ -35,19 +36,20 @@ def convert(
     dtype: str = "float32",
     tokenizer: Any = None,
     text: str | Path | None = None,
-    tokens: Tensor | None = None,
+    tokens: Tensor | texts.Sample | None = None,
     length: int | None = None,
     allow_drift: bool = False,
     **more: Any,
 ) -> Conversion:
     """A new model with the weights of ``model`` whose layers write to the stream by ``connection``; the given one is not changed.
 
-    model: a decoder of transformers of a known family or of ours with the additive connection, a folder, a name on a hub, or a
-    :class:`Source`. connection: the name of one, or of a recipe (``closed_delta``); None: that of the model, where it is ours whatever it is.
+    model: a decoder of transformers of a known family, or a decoder or encoder of ours with the additive connection; a folder, a name on a
+    hub, or a :class:`Source`. connection: the name of one, or of a recipe (``closed_delta``); None: that of the model, where it is ours whatever it is.
     options, more: options of the connection; norms come from the model. growth: heads, widths and layers that the result has more of
     (:class:`thalweg.surgery.Growth`), which change no number either. dtype: ``float32`` (logits equal to 1e-4) or ``float64`` (to 1e-9),
     of the new model and of the proof. tokenizer, text, tokens, length: what the two are compared on: by default the held-out novel of the
-    shipped corpus, cut by the model's tokenizer into rows of ``length`` tokens; or ``tokens`` [rows length]. allow_drift: return a model
+    shipped corpus, cut by the model's tokenizer into rows of ``length`` tokens; or ``tokens`` [rows length], or a ready sample of
+    :func:`thalweg.surgery.text.labelled`, which has the classes of texts. allow_drift: return a model
     that fails its proof too.
 
     Where the connection can start as the additive one it does, and the result is proved equal. Where it cannot (post-norm, DeepNorm,
@@ -74,17 +76,9 @@ def convert(
     theirs, additive = as_ours(source, kind) if kept else as_additive(source, kind)
     if not kept:
         name, values = options_of(connection or "additive", additive, given)
-    vocab, longest, window = (
-        additive.config.vocab_size,
-        additive.config.max_length,
-        max(additive.config.windows, default=0),
-    )
-    if tokens is not None and (text is not None or length is not None):
-        raise InputError("tokens are the whole sample: leave text and length out")
-    sample = (
-        texts.given(tokens, vocab, longest)
-        if tokens is not None
-        else texts.sample(source.tokenizer, vocab, longest, text=text, length=length, window=window)
+    window = max(additive.config.windows, default=0)
+    sample = texts.chosen(
+        additive.config, source.tokenizer, text=text, tokens=tokens, length=length, window=window, rows=texts.ROWS
     )
     made, equal, notes = (additive, True, ()) if kept else under(additive, name, values)
     if growth is not None:
@@ -101,7 +95,7 @@ def convert(
         equal=equal,
         imported=imported,
         dtype=kind,
-        notes=(*notes, *left_behind(source), *unseen(window, sample.ids.shape[1])),
+        notes=(*notes, *left_behind(source), *unseen(window, sample.ids.shape[1]), *sample.notes),
     )
     if not proof.passed and not allow_drift:
         raise ProofError(why(proof))
@@ -147,6 +141,6 @@ def left_behind(source: Source) -> tuple[str, ...]:
     )
 
 
-def shell(source: Source, made: Decoder) -> ThalwegForCausalLM:
-    """The decoder in the shell of Hugging Face, with the special tokens of the source."""
+def shell(source: Source, made: Transformer) -> ThalwegPreTrainedModel:
+    """The model in the shell of Hugging Face, with the special tokens and classes of the source."""
     return in_shell(made, **source.settings)

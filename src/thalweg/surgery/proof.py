@@ -8,14 +8,15 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import DynamicCache
 
 from thalweg.config import to_plain
 from thalweg.models import Decoder, DecoderCache
 from thalweg.models.look import IGNORED
-from thalweg.surgery.text import Sample
+from thalweg.models.transformer import Transformer
+from thalweg.surgery.text import UNITS, Sample, objective_of
 from thalweg.surgery.wide import running
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}  # largest difference of a logit
@@ -40,8 +41,9 @@ class Proof:
     claim: ``equal``, or ``warm start`` where the connection cannot begin as the model was. passed: whether every case stayed within
     ``tolerance`` (largest absolute difference of a logit); of a warm start, whether the model in our terms did, before its connection was
     changed. imported: that difference (None where the proof passed and nobody asked). difference, mean_difference: largest and mean
-    absolute difference of a logit between the model and the result. kl: mean over tokens of KL(model || result), in nats. loss_before,
-    loss_after: mean nats per token on the text. cases: the ways of running them. notes: what the result does not carry over.
+    absolute difference of a logit between the model and the result. kl: mean over tokens of KL(model || result), in nats; of a
+    classification over sequences. loss_before, loss_after: mean on the text, in ``unit``; None where an encoder has nothing to answer.
+    cases: the ways of running them. notes: what the result does not carry over.
     """
 
     source: str
@@ -55,8 +57,8 @@ class Proof:
     difference: float
     mean_difference: float
     kl: float
-    loss_before: float
-    loss_after: float
+    loss_before: float | None
+    loss_after: float | None
     imported: float | None
     tokens: int
     text: str
@@ -64,6 +66,7 @@ class Proof:
     cut_by: str
     cases: tuple[Case, ...] = ()
     notes: tuple[str, ...] = ()
+    unit: str = UNITS["next_token"]
     thalweg: str = ""
     schema: int = 1
 
@@ -83,7 +86,7 @@ class Proof:
         gaps = f"largest difference of a logit {self.difference:.2e}{bound}, mean {self.mean_difference:.2e}"
         return [
             f"{verdict}: {gaps}, in {self.dtype} on {self.tokens} tokens of {self.text}",
-            f"loss {self.loss_before:.6f} -> {self.loss_after:.6f} nats per token, KL {self.kl:.2e}",
+            line_of(self.loss_before, self.loss_after, self.unit, self.kl),
             *(f"note: {note}" for note in self.notes),
         ]
 
@@ -95,13 +98,19 @@ class Comparison:
     cases: tuple[Case, ...]
     mean_difference: float
     kl: float
-    loss_before: float
-    loss_after: float
+    loss_before: float | None
+    loss_after: float | None
     tokens: int
 
     @property
     def difference(self) -> float:
         return largest(case.difference for case in self.cases)
+
+
+def line_of(before: float | None, after: float | None, unit: str, kl: float) -> str:
+    """Losses and KL, for people."""
+    loss = "no loss" if before is None else f"loss {before:.6f} -> {after:.6f} {unit.replace('/', ' per ')}"
+    return f"{loss}, KL {kl:.2e}"
 
 
 def largest(values: Any) -> float:
@@ -110,42 +119,56 @@ def largest(values: Any) -> float:
     return float(found.max())  # torch's maximum keeps NaN
 
 
-def compare(theirs: nn.Module, ours: Decoder, sample: Sample, dtype: torch.dtype) -> Comparison:
-    """Run both models in ``dtype`` on the rows of the sample: whole, short, padded on either side, and with a cache in pieces,
+def compare(theirs: nn.Module, ours: Transformer, sample: Sample, dtype: torch.dtype) -> Comparison:
+    """Run both models in ``dtype`` on the rows of the sample: whole, short, padded on either side, and (decoders) with a cache in pieces,
     each against the other run in the same way."""
     device = next(ours.parameters()).device
     ids = sample.ids.to(device)
-    length = ids.shape[1]
-    cases, sums, scored = [], torch.zeros(4, dtype=torch.float64, device=device), 0
+    length, causal = ids.shape[1], isinstance(ours, Decoder)
+    cases, sums = [], torch.zeros(4, dtype=torch.float64, device=device)
     with running(theirs, dtype), running(ours, dtype):
-        for i, row in enumerate(ids):
-            row = row[None]
-            before, after = logits_of(theirs, row), ours(row).logits
+        for i, (row, more, answers) in enumerate(examples(sample, causal, device)):
+            before, after = logits_of(theirs, row, **more), logits_of(ours, row, **more)
             cases.append(Case(f"row {i}, {length} tokens", length, gap(before, after)))
-            sums += torch.stack(
-                [(before - after).abs().mean(dtype=torch.float64), *scores(before[0], after[0], row[0])]
-            )
-            scored += 1
+            sums += torch.stack([(before - after).abs().mean(dtype=torch.float64), *scores(before, after, answers)])
             if i == 0:
                 cases += [
-                    Case(f"{n} tokens", n, gap(logits_of(theirs, row[:, :n]), ours(row[:, :n]).logits))
+                    Case(f"{n} tokens", n, gap(logits_of(theirs, row[:, :n]), logits_of(ours, row[:, :n])))
                     for n in sorted({1, 2, length // 2})
                 ]
-            cases.append(
-                Case(f"row {i}, cached", length, largest(map(gap, in_pieces(theirs, row), in_pieces(ours, row))))
-            )
+            if causal:
+                cases.append(
+                    Case(f"row {i}, cached", length, largest(map(gap, in_pieces(theirs, row), in_pieces(ours, row))))
+                )
         for side, mask in padded(ids[:, : min(SHORT, length)]):
             short = ids[:, : mask.shape[1]]
             positions = (mask.cumsum(1) - 1).clamp(min=0)
             before = logits_of(theirs, short, attention_mask=mask, position_ids=positions)
-            after = ours(short, attention_mask=mask).logits
+            after = logits_of(ours, short, attention_mask=mask)
             cases.append(Case(f"padded on the {side}", int(mask.sum()), gap(before, after, mask.bool())))
-    mean, kl, loss_before, loss_after = (float(value) for value in sums / scored)
-    return Comparison(tuple(cases), mean, kl, loss_before, loss_after, ids.numel())
+    mean, kl, *losses = (float(value) for value in sums / len(ids))
+    if not causal and sample.labels is None:
+        losses = [None, None]
+    return Comparison(tuple(cases), mean, kl, losses[0], losses[1], sample.tokens)
 
 
-def logits_of(model: nn.Module, ids: Tensor, **more: Tensor) -> Float[Tensor, "b t v"]:
-    """The logits of a model of transformers or of ours, in whatever dtype it gives them."""
+def examples(
+    sample: Sample, causal: bool, device: torch.device
+) -> Iterator[tuple[Int[Tensor, "1 t"], dict[str, Tensor], Int[Tensor, " n"]]]:
+    """Every row, what it is called with beside, and what each of its logits is to say, -100 where it says nothing that is known."""
+    for i, row in enumerate(sample.ids.to(device)):
+        more = {} if sample.mask is None else {"attention_mask": sample.mask[i : i + 1].to(device)}
+        if causal:
+            answers = F.pad(row[1:], (0, 1), value=IGNORED)
+        elif sample.labels is None:
+            answers = torch.full_like(row, IGNORED)
+        else:
+            answers = sample.labels[i].to(device).reshape(-1)
+        yield row[None], more, answers
+
+
+def logits_of(model: nn.Module, ids: Tensor, **more: Tensor) -> Float[Tensor, "b ... v"]:
+    """The logits of a model of transformers or of ours, in whatever dtype it gives them: by token, or of a classification by sequence."""
     return model(ids, **more).logits
 
 
@@ -168,23 +191,27 @@ def in_pieces(model: nn.Module, row: Tensor) -> Iterator[Float[Tensor, "1 t v"]]
 
 
 def gap(
-    before: Float[Tensor, "b t v"], after: Float[Tensor, "b t v"], real: Bool[Tensor, "b t"] | None = None
+    before: Float[Tensor, "b ... v"], after: Float[Tensor, "b ... v"], real: Bool[Tensor, "b t"] | None = None
 ) -> float:
     """Largest absolute difference of a logit, over the real tokens; NaN where either side has one."""
     found = (before - after).abs().amax(-1)
-    return float((found if real is None else found[real]).max())
+    return float((found if real is None or found.ndim == 1 else found[real]).max())
 
 
-def scores(before: Float[Tensor, "t v"], after: Float[Tensor, "t v"], row: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean KL(before || after) per token, and the losses of both on the next token; nats, in float64, a few tokens at a time."""
-    following = F.pad(row[1:], (0, 1), value=IGNORED)
-    sums = torch.zeros(3, dtype=torch.float64, device=row.device)
-    for some in torch.arange(len(row), device=row.device).split(CHUNK):
+def scores(
+    before: Float[Tensor, "1 ... v"], after: Float[Tensor, "1 ... v"], answers: Int[Tensor, " n"]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of one row: mean KL(before || after), and the mean losses of both where an answer is known (NaN: nowhere); nats, in float64, a few
+    tokens at a time."""
+    before, after = (logits.flatten(0, -2) for logits in (before, after))
+    sums = torch.zeros(3, dtype=torch.float64, device=before.device)
+    for some in torch.arange(len(before), device=before.device).split(CHUNK):
         first, second = (torch.log_softmax(logits[some].double(), -1) for logits in (before, after))
         kl = (first.exp() * (first - second)).sum()
-        losses = (F.nll_loss(part, following[some], ignore_index=IGNORED, reduction="sum") for part in (first, second))
+        losses = (F.nll_loss(part, answers[some], ignore_index=IGNORED, reduction="sum") for part in (first, second))
         sums += torch.stack([kl, *losses])
-    return sums[0] / len(row), sums[1] / (len(row) - 1), sums[2] / (len(row) - 1)
+    known = (answers != IGNORED).sum()
+    return sums[0] / len(before), sums[1] / known, sums[2] / known
 
 
 def prove(
@@ -192,7 +219,7 @@ def prove(
     found: Comparison,
     sample: Sample,
     *,
-    ours: Decoder,
+    ours: Transformer,
     equal: bool,
     imported: float | None,
     dtype: torch.dtype,
@@ -216,6 +243,7 @@ def prove(
         text_sha256=sample.sha256,
         cut_by=sample.cut_by,
         notes=notes,
+        unit=UNITS[objective_of(ours.config)],
         thalweg=__version__,
         **{f.name: getattr(found, f.name) for f in dataclasses.fields(found)},
     )

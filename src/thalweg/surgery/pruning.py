@@ -1,4 +1,4 @@
-"""Prune: heads of any supported decoder taken away for good, with what that did to its predictions on text."""
+"""Prune: heads of any supported decoder, or of an encoder of ours, taken away for good, with what that did to its predictions on text."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from thalweg.capture.saving import save_folder
 from thalweg.config import to_plain
 from thalweg.errors import InputError, UnknownNameError
-from thalweg.models import ThalwegForCausalLM
+from thalweg.models.hf_base import ThalwegPreTrainedModel
+from thalweg.models.transformer import Transformer
 from thalweg.records import jsonl
 from thalweg.surgery import text as texts
 from thalweg.surgery.conversion import DTYPES, shell
 from thalweg.surgery.heads import prune_heads
-from thalweg.surgery.proof import gap, logits_of
+from thalweg.surgery.proof import examples, gap, line_of, logits_of
 from thalweg.surgery.proof import largest as worst
 from thalweg.surgery.proof import scores as scores_of
 from thalweg.surgery.scoring import HeadScore, head_scores, lowest
@@ -30,8 +31,9 @@ ROWS = 8  # sequences that heads are scored and compared on
 @dataclass(frozen=True)
 class PruneRecord:
     """What pruning did. heads: layer -> the query heads of the source that are gone. by: the score that chose them, None where a person did;
-    scores: of every head of the source. parameters, loss [nats per token], before and after; kl: mean over tokens of KL(before || after);
-    difference: largest of a logit; all on ``tokens`` tokens of ``text``, which follow those that the scores are from.
+    scores: of every head of the source. parameters, loss [in ``unit``; None where an encoder has nothing to answer], before and after; kl: mean
+    over tokens (of a classification: sequences) of KL(before || after); difference: largest of a logit; all on ``tokens`` tokens of ``text``,
+    which follow those that the scores are from.
     """
 
     source: str
@@ -41,8 +43,8 @@ class PruneRecord:
     scores: tuple[HeadScore, ...]
     parameters_before: int
     parameters_after: int
-    loss_before: float
-    loss_after: float
+    loss_before: float | None
+    loss_after: float | None
     kl: float
     difference: float
     tokens: int
@@ -51,6 +53,8 @@ class PruneRecord:
     cut_by: str
     dtype: str
     thalweg: str = ""
+    unit: str = texts.UNITS["next_token"]
+    notes: tuple[str, ...] = ()
     schema: int = 1
 
     def plain(self) -> dict[str, Any]:
@@ -66,15 +70,16 @@ class PruneRecord:
         return [
             f"{count} heads gone{chosen} ({gone})",
             f"parameters {self.parameters_before:,} -> {self.parameters_after:,} ({share:+.2%})",
-            f"loss {self.loss_before:.6f} -> {self.loss_after:.6f} nats per token, KL {self.kl:.2e}",
+            line_of(self.loss_before, self.loss_after, self.unit, self.kl),
             f"largest difference of a logit {self.difference:.2e}, in {self.dtype} on {self.tokens} tokens of {self.text}",
+            *(f"note: {note}" for note in self.notes),
         ]
 
 
 class Pruned(NamedTuple):
     """A smaller model of ours, and what pruning did."""
 
-    model: ThalwegForCausalLM
+    model: ThalwegPreTrainedModel
     record: PruneRecord
 
 
@@ -87,7 +92,7 @@ def prune(
     dtype: str = "float32",
     tokenizer: Any = None,
     text: str | Path | None = None,
-    tokens: Tensor | None = None,
+    tokens: Tensor | texts.Sample | None = None,
     length: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Pruned:
@@ -95,7 +100,7 @@ def prune(
 
     model: what :func:`thalweg.surgery.convert` takes; one of ours keeps its connection, others become additive ones of ours. heads: layer ->
     query heads that go; or by and count: the ``count`` heads of the lowest score (:func:`thalweg.surgery.head_scores`). dtype, tokenizer,
-    text, tokens, length: as in ``convert``; the first half of the rows serves the scores, where there are some, and the rest the comparison.
+    text, tokens, length: as in ``convert``, and score ``loss`` of an encoder needs what it shall answer; the first half of the rows serves the scores, where there are some, and the rest the comparison.
     Raises: InputError, UnknownNameError for heads that cannot go; CheckpointError, OfflineError for a model that cannot be loaded.
     """
     if dtype not in DTYPES:
@@ -107,23 +112,15 @@ def prune(
     kind = DTYPES[dtype]
     source = model if isinstance(model, Source) else open_source(model, tokenizer=tokenizer, dtype=kind)
     theirs, ours = (as_additive if source.ours is None else as_ours)(source, kind)
-    vocab, longest = ours.config.vocab_size, ours.config.max_length
-    if tokens is not None and (text is not None or length is not None):
-        raise InputError("tokens are the whole sample: leave text and length out")
-    sample = (
-        texts.given(tokens, vocab, longest)
-        if tokens is not None
-        else texts.sample(
-            source.tokenizer, vocab, longest, text=text, length=length, rows=ROWS if by is None else 2 * ROWS
-        )
-    )
+    rows = ROWS if by is None else 2 * ROWS
+    judged = texts.chosen(ours.config, source.tokenizer, text=text, tokens=tokens, length=length, rows=rows)
     scores: list[HeadScore] = []
-    judged = sample.ids
     if by is not None and count is not None:
-        half = len(judged) // 2
+        half = len(judged.ids) // 2
         if not half:
             raise InputError("scores and comparison need rows of their own: give at least 2 rows of tokens")
-        scores, judged = head_scores(ours, judged[:half], by, progress=progress), judged[half:]
+        seen, judged = judged.rows(slice(half)), judged.rows(slice(half, None))
+        scores = head_scores(ours, seen.ids, by, mask=seen.mask, labels=seen.labels, progress=progress)
         heads = lowest(scores, count)
     gone = {int(layer): sorted(set(numbers)) for layer, numbers in sorted((heads or {}).items())}
     smaller = prune_heads(ours, gone).model
@@ -137,27 +134,32 @@ def prune(
         numbers_of(ours),
         numbers_of(smaller),
         *found,
-        judged.numel(),
-        sample.text,
-        sample.sha256,
-        sample.cut_by,
+        judged.tokens,
+        judged.text,
+        judged.sha256,
+        judged.cut_by,
         dtype,
         version(),
+        texts.UNITS[texts.objective_of(ours.config)],
+        judged.notes,
     )
     return Pruned(shell(source, smaller), record)
 
 
-def effect(before: nn.Module, after: nn.Module, ids: Tensor, dtype: torch.dtype) -> tuple[float, float, float, float]:
+def effect(
+    before: nn.Module, after: Transformer, sample: texts.Sample, dtype: torch.dtype
+) -> tuple[float | None, float | None, float, float]:
     """Loss before and after, mean KL, largest difference of a logit, over the rows; both models in ``dtype``."""
-    sums, largest = torch.zeros(3, dtype=torch.float64), []
+    sums, largest, causal = torch.zeros(3, dtype=torch.float64), [], after.config.causal
     with running(before, dtype), running(after, dtype):
-        for row in ids.to(next(after.parameters()).device):
-            one, two = logits_of(before, row[None])[0], logits_of(after, row[None])[0]
-            kl, *losses = scores_of(one, two, row)
+        for row, more, answers in examples(sample, causal, next(after.parameters()).device):
+            one, two = logits_of(before, row, **more), logits_of(after, row, **more)
+            kl, *losses = scores_of(one, two, answers)
             sums += torch.stack([*losses, kl]).cpu()
-            largest.append(gap(one[None], two[None]))
-    loss_before, loss_after, kl = (sums / len(ids)).tolist()
-    return loss_before, loss_after, kl, worst(largest)
+            largest.append(gap(one, two))
+    loss_before, loss_after, kl = (sums / len(sample.ids)).tolist()
+    known = causal or sample.labels is not None
+    return loss_before if known else None, loss_after if known else None, kl, worst(largest)
 
 
 def save_pruned(pruned: Pruned, folder: str | Path, *, tokenizer: Any = None) -> Path:

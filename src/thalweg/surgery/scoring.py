@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,10 +13,12 @@ from thalweg.errors import InputError, UnknownNameError
 from thalweg.geometry.directional import DirectionalOperator, energy_of
 from thalweg.models import Decoder
 from thalweg.models.sublayers import Attention
+from thalweg.models.transformer import Transformer
 from thalweg.surgery.change import attentions, decoder_of
 from thalweg.surgery.heads import mask_heads
 
 BATCH = 4  # rows of a pass
+SHORT = 32  # of a classification, which has no logits by token
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,13 @@ class HeadScore:
 
 
 def head_scores(
-    model: Any, ids: Int[Tensor, "b t"], by: str = "output", *, progress: Callable[[int, int], None] | None = None
+    model: Any,
+    ids: Int[Tensor, "b t"],
+    by: str = "output",
+    *,
+    mask: Int[Tensor, "b t"] | None = None,
+    labels: Tensor | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[HeadScore]:
     """A score of every head (of every group that shares keys and values) on tokens ``ids``, by layer.
 
@@ -38,7 +46,9 @@ def head_scores(
     ``weight``: Frobenius norm of W_O W_V, over the root of the sum of its squares in the layer: what the heads could write, of unit input.
     ``energy``: |S M_a|_F / (|S|_2 |M|_F), the directional energy that the growth controller prunes by
     (:func:`thalweg.geometry.directional.head_energy`); rotary angles and norms of queries and keys are not in it.
-    ``loss``: rise of the mean loss [nats per token] with the heads masked; one pass for each. Of a decoder.
+    ``loss``: rise of the mean loss [nats per scored prediction] with the heads masked; one pass for each.
+    mask: nonzero where a token is real (None: everywhere). labels: what the model shall answer, for ``loss``: a decoder's are ``ids`` if none
+    are given; those of an encoder are its classes [b], or the hidden tokens [b t], -100 elsewhere.
     progress: called with the passes that are done and how many there are.
     Raises: InputError, UnknownNameError.
     """
@@ -51,7 +61,7 @@ def head_scores(
     decoder.eval()
     try:
         with torch.no_grad():
-            values = SCORES[by](decoder, ids, progress or (lambda done, total: None))
+            values = SCORES[by](decoder, Rows(decoder, ids, mask, labels), progress or (lambda done, total: None))
     finally:
         decoder.train(training)
     group = decoder.config.head_group
@@ -84,6 +94,50 @@ def lowest(scores: list[HeadScore], count: int) -> dict[int, list[int]]:
     return {layer: sorted(heads) for layer, heads in sorted(found.items())}
 
 
+@dataclass
+class Rows:
+    """Token ids [b t] with their mask and labels, a few at a time; ``now``: the mask of those that the model has before it."""
+
+    decoder: Transformer
+    ids: Tensor
+    mask: Tensor | None
+    labels: Tensor | None
+    now: Tensor | None = field(default=None, init=False)
+
+    def parts(self) -> list[dict[str, Tensor]]:
+        """What the model is called with, batch by batch, without labels."""
+        device = next(self.decoder.parameters()).device
+        size = SHORT if getattr(self.decoder.config, "classes", None) is not None else BATCH
+        ids = [some.to(device) for some in self.ids.split(size)]
+        if self.mask is None:
+            return [{"input_ids": some} for some in ids]
+        masks = self.mask.split(size)
+        return [{"input_ids": a, "attention_mask": b.to(device)} for a, b in zip(ids, masks, strict=True)]
+
+    def real(self, x: Tensor) -> Tensor:
+        """[b t d] -> the rows of real tokens [n d]."""
+        return x.flatten(0, 1) if self.now is None else x[self.now.bool()]
+
+    def run(self, progress: Callable[[int, int], None]) -> None:
+        """Run the model on all of them."""
+        parts = self.parts()
+        for i, part in enumerate(parts):
+            progress(i, len(parts))
+            self.now = part.get("attention_mask")
+            self.decoder(**part)
+        progress(len(parts), len(parts))
+
+    def loss(self) -> float:
+        """Mean nats per scored prediction over all rows."""
+        first, nats, scored = 0, 0.0, 0.0
+        for part in self.parts():
+            ids = part["input_ids"]
+            labels = ids if self.labels is None else self.labels[first : first + len(ids)].to(ids.device)
+            found = self.decoder.losses(self.decoder(**part).logits, labels)
+            nats, scored, first = nats + float(found.nats.sum()), scored + float(found.scored.sum()), first + len(ids)
+        return nats / scored
+
+
 @contextmanager
 def inputs_of(modules: Mapping[int, torch.nn.Module], see: Callable[[int, Tensor], None]) -> Iterator[None]:
     """Inside it, ``see`` is called with the layer and what its module is given."""
@@ -99,15 +153,6 @@ def inputs_of(modules: Mapping[int, torch.nn.Module], see: Callable[[int, Tensor
             hook.remove()
 
 
-def batches(decoder: Any, ids: Tensor, progress: Callable[[int, int], None]) -> None:
-    """Run the model on all rows."""
-    device, parts = next(decoder.parameters()).device, ids.split(BATCH)
-    for i, some in enumerate(parts):
-        progress(i, len(parts))
-        decoder(some.to(device))
-    progress(len(parts), len(parts))
-
-
 def only(decoder: Any) -> dict[int, Attention]:
     """Layer -> its attention. Raises: InputError where a layer has several."""
     found = attentions(decoder)
@@ -116,13 +161,13 @@ def only(decoder: Any) -> dict[int, Attention]:
     return {layer: modules[0][1] for layer, modules in found.items()}
 
 
-def by_output(decoder: Any, ids: Tensor, progress: Any) -> dict[int, list[float]]:
+def by_output(decoder: Any, rows: Rows, progress: Any) -> dict[int, list[float]]:
     modules = only(decoder)
     sums: dict[int, Tensor] = {}
     grams = {layer: gram(module, decoder.config.head_group) for layer, module in modules.items()}
 
     def see(layer: int, y: Tensor) -> None:
-        y = y.flatten(0, 1).double()
+        y = rows.real(y).double()
         parts = y.unflatten(1, (len(grams[layer][0]), -1)).transpose(0, 1)  # [units n g*w]
         squares = ((parts @ grams[layer][0]) * parts).sum((1, 2))
         whole = ((y @ grams[layer][1]) * y).sum()
@@ -130,7 +175,7 @@ def by_output(decoder: Any, ids: Tensor, progress: Any) -> dict[int, list[float]
         sums[layer] = sums[layer] + found if layer in sums else found
 
     with inputs_of({layer: module.output for layer, module in modules.items()}, see):
-        batches(decoder, ids, progress)
+        rows.run(progress)
     return {layer: (s[:-1] / s[-1].clamp(min=1e-300)).clamp(min=0).sqrt().tolist() for layer, s in sums.items()}
 
 
@@ -141,7 +186,7 @@ def gram(module: Attention, group: int) -> tuple[Tensor, Tensor]:
     return parts.mT @ parts, weight.T @ weight
 
 
-def by_weight(decoder: Any, ids: Tensor, progress: Any) -> dict[int, list[float]]:
+def by_weight(decoder: Any, rows: Rows, progress: Any) -> dict[int, list[float]]:
     found = {}
     for layer, module in only(decoder).items():
         value = module.value.weight.double().unflatten(0, (module.kv_heads, -1))  # [kv w d]
@@ -151,11 +196,11 @@ def by_weight(decoder: Any, ids: Tensor, progress: Any) -> dict[int, list[float]
     return found
 
 
-def by_energy(decoder: Any, ids: Tensor, progress: Any) -> dict[int, list[float]]:
+def by_energy(decoder: Any, rows: Rows, progress: Any) -> dict[int, list[float]]:
     seen: dict[int, list[Tensor]] = {}
     modules = only(decoder)
-    with inputs_of(modules, lambda layer, x: seen.setdefault(layer, []).append(x.flatten(0, 1).cpu())):
-        batches(decoder, ids, progress)
+    with inputs_of(modules, lambda layer, x: seen.setdefault(layer, []).append(rows.real(x).cpu())):
+        rows.run(progress)
     found = {}
     for layer, module in modules.items():
         query, key = factors(module)
@@ -173,12 +218,13 @@ def factors(module: Attention) -> tuple[list[Tensor], list[Tensor]]:
     return [q.T for q in query], [k.T.repeat(1, group) for k in key]
 
 
-def by_loss(decoder: Any, ids: Tensor, progress: Any) -> dict[int, list[float]]:
-    if not isinstance(decoder, Decoder):
+def by_loss(decoder: Any, rows: Rows, progress: Any) -> dict[int, list[float]]:
+    if rows.labels is None and not isinstance(decoder, Decoder):
         raise InputError(
-            f"score 'loss' is the loss of the next token, which {type(decoder).__name__} has not; take another"
+            "score 'loss' needs what an encoder shall answer (labels): classes with their texts, or a tokenizer with a mask token to hide "
+            "tokens by; give them, or take another score"
         )
-    group, before = decoder.config.head_group, mean_loss(decoder, ids)
+    group, before = decoder.config.head_group, rows.loss()
     modules = only(decoder)
     total, done, found = sum(m.heads // group for m in modules.values()), 0, {}
     for layer, module in modules.items():
@@ -186,18 +232,11 @@ def by_loss(decoder: Any, ids: Tensor, progress: Any) -> dict[int, list[float]]:
         for unit in range(module.heads // group):
             progress(done, total)
             mask_heads(decoder, {layer: {unit * group + i: 0.0 for i in range(group)}})
-            found[layer].append(mean_loss(decoder, ids) - before)
+            found[layer].append(rows.loss() - before)
             module.head_mask = kept
             done += 1
     progress(done, total)
     return found
-
-
-def mean_loss(decoder: Decoder, ids: Tensor) -> float:
-    """Mean nats per token over all rows."""
-    device = next(decoder.parameters()).device
-    losses = [(len(some), decoder(some.to(device), labels=some.to(device)).loss) for some in ids.split(BATCH)]
-    return sum(rows * float(loss) for rows, loss in losses if loss is not None) / len(ids)
 
 
 SCORES: dict[str, Callable[..., dict[int, list[float]]]] = {

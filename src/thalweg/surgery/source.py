@@ -1,6 +1,7 @@
 """Where a conversion starts: a model of transformers or one of ours, from memory, a folder or a hub."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,59 +10,58 @@ from torch import nn
 
 from thalweg.capture.opening import open_model
 from thalweg.errors import InputError
-from thalweg.models import Decoder, ThalwegForCausalLM
+from thalweg.models import Decoder
 from thalweg.models.hf_base import ThalwegPreTrainedModel
 from thalweg.models.hf_config import ThalwegConfig, ThalwegEncoderConfig
 from thalweg.models.transformer import Transformer
 from thalweg.surgery import families
+from thalweg.surgery.change import settings_of
 from thalweg.surgery.wide import in_dtype, renew_angles
+
+OURS = (ThalwegConfig.model_type, ThalwegEncoderConfig.model_type)
+FAMILY = OURS[0]  # what both are called here
 
 
 @dataclass(frozen=True)
 class Source:
     """A model with its name, the name of its family (``thalweg`` for ours) and, where there is one, its tokenizer.
 
-    Raises: InputError for an encoder of ours.
+    further: fields of Hugging Face that the result's configuration shall hold, beside the special tokens and classes of the model's own.
     """
 
     model: nn.Module
     name: str
     family: str
     tokenizer: Any = None
-
-    def __post_init__(self) -> None:
-        if isinstance(self.model, Transformer | ThalwegPreTrainedModel) and self.ours is None:
-            raise InputError(encoder(self.name))
+    further: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def ours(self) -> Decoder | None:
-        """The decoder, where the model is one of ours."""
-        model = self.model.decoder if isinstance(self.model, ThalwegForCausalLM) else self.model
-        return model if isinstance(model, Decoder) else None
+    def ours(self) -> Transformer | None:
+        """The decoder or encoder, where the model is one of ours."""
+        model = self.model.transformer if isinstance(self.model, ThalwegPreTrainedModel) else self.model
+        return model if isinstance(model, Transformer) else None
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the shell keeps of their configuration: the special tokens."""
-        config = getattr(self.model, "config", None)
-        names = ("bos_token_id", "eos_token_id", "pad_token_id")
-        found = {name: getattr(config, name, None) for name in names}
-        return {name: value for name, value in found.items() if value is not None}
+        """What the shell keeps of their configuration: the special tokens, the names of classes."""
+        bare = isinstance(self.model, Transformer)  # whose configuration is of the shape alone
+        return {**({} if bare else settings_of(getattr(self.model, "config", None))), **self.further}
 
 
 def open_source(model: Any, *, tokenizer: Any = None, dtype: torch.dtype = torch.float32) -> Source:
     """A source from a model, the path of a folder or the name of a repository on a hub.
 
     tokenizer: one of transformers; None takes the one beside a folder, if there is one.
-    Raises: InputError for another kind of thing, an encoder of ours or an unknown family, and as ``open_model``.
+    Raises: InputError for another kind of thing or an unknown family, and as ``open_model``.
     """
     if isinstance(model, Transformer | ThalwegPreTrainedModel):
-        return Source(model, type(model).__name__, ThalwegConfig.model_type, tokenizer)
+        return Source(model, type(model).__name__, FAMILY, tokenizer)
     if isinstance(model, str | Path):
         return _load(str(model), tokenizer, dtype)
     config = getattr(model, "config", None)
     if not isinstance(model, nn.Module) or config is None:
         raise InputError(
-            f"the model must be a decoder of transformers or of thalweg, a folder or a name on a hub, got {type(model).__name__}"
+            f"the model must be a decoder of transformers, a model of thalweg, a folder or a name on a hub, got {type(model).__name__}"
         )
     families.of(getattr(config, "model_type", None))
     name = getattr(config, "name_or_path", "") or type(model).__name__
@@ -70,35 +70,25 @@ def open_source(model: Any, *, tokenizer: Any = None, dtype: torch.dtype = torch
 
 def _load(where: str, tokenizer: Any, dtype: torch.dtype) -> Source:
     def check(config: Any) -> None:
-        if isinstance(config, ThalwegEncoderConfig):
-            raise InputError(encoder(where))
-        if getattr(config, "model_type", None) != ThalwegConfig.model_type:
+        if getattr(config, "model_type", None) not in OURS:
             families.of(getattr(config, "model_type", None))
 
     opened = open_model(where, dtype=dtype, tokenizer=tokenizer, check=check)
     kind = str(getattr(opened.model.config, "model_type", None))
-    if kind != ThalwegConfig.model_type:
+    if kind not in OURS:
         renew_angles(opened.model, dtype)
-    return Source(opened.model, opened.name, kind, opened.tokenizer)
+    return Source(opened.model, opened.name, FAMILY if kind in OURS else kind, opened.tokenizer)
 
 
-def encoder(name: str) -> str:
-    """Why an encoder of ours is no source, and what takes one."""
-    return (
-        f"{name} is an encoder of ours, and convert and prune take decoders; in Python "
-        "thalweg.surgery.grow_heads, grow_width, grow_depth and prune_heads take encoders too"
-    )
-
-
-def as_ours(source: Source, dtype: torch.dtype) -> tuple[nn.Module, Decoder]:
+def as_ours(source: Source, dtype: torch.dtype) -> tuple[nn.Module, Transformer]:
     """A model of ours in ``dtype`` as it is, whatever its connection, twice: to compare with and to go on from."""
     theirs = in_dtype(source.ours, dtype) if source.ours is not None else None
-    assert isinstance(theirs, Decoder)  # the caller has looked
+    assert isinstance(theirs, Transformer)  # the caller has looked
     return theirs, theirs
 
 
-def as_additive(source: Source, dtype: torch.dtype) -> tuple[nn.Module, Decoder]:
-    """The source in ``dtype``, to compare with, and our decoder with the same weights and the additive connection.
+def as_additive(source: Source, dtype: torch.dtype) -> tuple[nn.Module, Transformer]:
+    """The source in ``dtype``, to compare with, and our model with the same weights and the additive connection.
 
     Raises: InputError for a model of ours with another connection, a family's part that our decoder has not, or weights left over.
     """
@@ -107,9 +97,7 @@ def as_additive(source: Source, dtype: torch.dtype) -> tuple[nn.Module, Decoder]
             raise InputError(
                 f"a conversion starts from the additive connection, got a model with {source.ours.config.connection!r}"
             )
-        theirs = in_dtype(source.ours, dtype)
-        assert isinstance(theirs, Decoder)
-        return theirs, theirs
+        return as_ours(source, dtype)
     theirs: Any = in_dtype(source.model, dtype)
     family = families.of(source.family)
     config = family.config(theirs)

@@ -9,7 +9,8 @@ from thalweg import connections
 from thalweg.config import merge
 from thalweg.connections import Stream
 from thalweg.errors import InputError, UnknownNameError
-from thalweg.models import Decoder
+from thalweg.models.making import make
+from thalweg.models.transformer import Transformer
 from thalweg.ops.norms import Norm
 
 # Targets with a name of their own: a connection and the options that make it so.
@@ -43,7 +44,7 @@ def wanted(name: str, given: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return name, found
 
 
-def options_of(name: str, additive: Decoder, given: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def options_of(name: str, additive: Transformer, given: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The same, with the norm slots of the model under them. Raises: UnknownNameError, InputError."""
     name, found = wanted(name, given)
     slots, usual = additive.stream.options.slots(), connections.option_defaults(name)
@@ -52,14 +53,14 @@ def options_of(name: str, additive: Decoder, given: dict[str, Any]) -> tuple[str
 
 
 @torch.no_grad()
-def under(additive: Decoder, name: str, options: dict[str, Any]) -> tuple[Decoder, bool, tuple[str, ...]]:
-    """A new decoder of connection ``name`` with the weights of ``additive``; whether it claims to be the same function; notes.
+def under(additive: Transformer, name: str, options: dict[str, Any]) -> tuple[Transformer, bool, tuple[str, ...]]:
+    """A new model of connection ``name`` with the weights of ``additive``; whether it claims to be the same function; notes.
 
     Raises: UnknownNameError, InputError.
     """
     config = additive.config.replace(connection=name, connection_options=options)
     parameter = next(additive.parameters())
-    made = Decoder(config, generator=torch.Generator().manual_seed(0)).to(parameter.device, parameter.dtype)
+    made = make(config, generator=torch.Generator().manual_seed(0)).to(parameter.device, parameter.dtype)
     factors = cast(Stream, made.stream).start_as_additive()
     own, given = dict(made.named_parameters()), dict(additive.named_parameters())
     lost = sorted(key for key in given if key not in own)

@@ -16,6 +16,7 @@ from thalweg.errors import InputError
 
 END_OF_TEXT = "<|endoftext|>"
 BYTE_VOCAB = 257  # 256 bytes and the end of a text
+MASK = "[MASK]"  # what the entry for a token to be filled in is called where a tokenizer is handed on
 
 
 class Tokenizer(ABC):
@@ -32,10 +33,14 @@ class Tokenizer(ABC):
     mask: int | None = None
 
     def with_mask(self) -> Self:
-        """A copy that has a ``mask``, the entry after the last."""
+        """A copy that has a ``mask``: the entry after the last, or the last where that is one already."""
         found = copy.copy(self)
-        found.mask = self.vocab_size
+        found.mask = self.vocab_size - self.ends_with(MASK)
         return found
+
+    def ends_with(self, *names: str) -> bool:
+        """Whether the last entries have these names: the special tokens of a task that has handed the tokenizer on beside a model."""
+        return False
 
     @abstractmethod
     def pieces(self, text: str) -> list[str]:
@@ -121,6 +126,10 @@ class JsonTokenizer(Tokenizer):
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
+
+    def ends_with(self, *names: str) -> bool:
+        first = self.vocab_size - len(names)
+        return all(self._tokenizer.token_to_id(name) == first + i for i, name in enumerate(names))
 
     def library_json(self) -> str:
         """The ``tokenizer.json`` of the tokenizers library."""
