@@ -145,15 +145,34 @@ def test_a_wrong_expansion_or_gradient_is_found_out(mutant, edit, monkeypatch):
     assert not agrees(edit)
 
 
-def test_exclude_self_without_the_own_weight_is_found_out(monkeypatch):
-    monkeypatch.setattr(attention_module, "own_attention", lambda q, *_, **__: torch.zeros(q.shape[:3], dtype=q.dtype))
+@pytest.mark.parametrize("kernel", [True, False], ids=["with the softmax", "scores made again"])
+def test_exclude_self_without_the_own_weight_is_found_out(kernel, monkeypatch):
+    monkeypatch.setattr(attention_module, "can_attend", lambda *_: kernel)
+    assert agrees("value:exclude-self:0.3")
+    replace_own(kernel, monkeypatch, torch.zeros_like)
     assert not agrees("value:exclude-self:0.3")
 
 
-def test_own_weights_without_their_gradient_are_found_out(monkeypatch):
-    whole = attention_module.own_attention
-    monkeypatch.setattr(attention_module, "own_attention", lambda *given, **named: whole(*given, **named).detach())
+@pytest.mark.parametrize("kernel", [True, False], ids=["with the softmax", "scores made again"])
+def test_own_weights_without_their_gradient_are_found_out(kernel, monkeypatch):
+    monkeypatch.setattr(attention_module, "can_attend", lambda *_: kernel)
+    replace_own(kernel, monkeypatch, torch.Tensor.detach)
     assert not agrees("value:exclude-self:0.3")
+
+
+def replace_own(kernel, monkeypatch, change):
+    """Another weight of a token on itself than the one that was computed."""
+    if kernel:
+        both = attention_module.attention_and_own
+
+        def changed(*given, **named):
+            output, own = both(*given, **named)
+            return output, change(own)
+
+        monkeypatch.setattr(attention_module, "attention_and_own", changed)
+    else:
+        alone = attention_module.own_attention
+        monkeypatch.setattr(attention_module, "own_attention", lambda *given, **named: change(alone(*given, **named)))
 
 
 def test_an_edit_behind_the_output_map_is_found_out(monkeypatch):

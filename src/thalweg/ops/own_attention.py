@@ -53,7 +53,7 @@ def own_attention(
     scores = _Scores(scale, softcap, mask, causal, sliding_window, k - q, chunk)
     inputs = (query, key) if sinks is None else (query, key, sinks)
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    if not recorded or torch.compiler.is_compiling() or _transformed():
+    if not recorded or torch.compiler.is_compiling() or transformed():
         return scores.own(query, key, sinks)[0]
     return _Recomputed.apply(scores, query, key, sinks)
 
@@ -138,7 +138,7 @@ class _Recomputed(torch.autograd.Function):
         return None, to_query, to_key.to(key.dtype), to_sinks
 
 
-def _transformed() -> bool:
+def transformed() -> bool:
     """Whether forward-mode derivatives, vmap or the like are at work, which a function of our own does not know."""
     return fwAD._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None  # type: ignore[attr-defined]  # private, but there is no other way
 

@@ -15,6 +15,7 @@ from thalweg.models.rotary import rotate
 from thalweg.models.sublayers.base import Map, Sublayer
 from thalweg.models.sublayers.prototypes import dictionary_of
 from thalweg.models.sublayers.transport import among_real, transport_weights, transported
+from thalweg.ops.attention_and_own import attention_and_own, can_attend
 from thalweg.ops.entropic import CausalMasses
 from thalweg.ops.norms import Norm
 from thalweg.ops.own_attention import own_attention
@@ -34,7 +35,9 @@ class Attention(Sublayer):
     dictionary: with ``head_prototypes``, a dictionary of prototypes per head on what the softmax gave, edits included, before the gate.
     value_edit: called with what the softmax gave, before gate and inner norm; may return another output [b t h w]. None: nothing is called.
     edit: the edit of values that belongs to the model (``attention_edit``), on what the softmax, or ``value_edit``, gave. The weight of a token
-    on itself, which an edit that excludes it needs, is computed a second time (:func:`thalweg.ops.own_attention.own_attention`).
+    on itself, which an edit that excludes it needs, comes with the softmax where the kernel says enough of it
+    (:func:`thalweg.ops.attention_and_own.attention_and_own`), else from scores that are made again
+    (:func:`thalweg.ops.own_attention.own_attention`).
     With ``attention_weights`` "sinkhorn" the weights are a transport plan in place of the softmax: both ways of Sinkhorn's iterations in an
     encoder, Sander et al. 2022 (arXiv 2110.11773); in a decoder the causal bridge, derived by us (:func:`thalweg.ops.entropic.causal_bridge`).
     head_mask [h]: a factor on the output of every head, last before inner norm and output map (:func:`thalweg.surgery.mask_heads`); None,
@@ -86,14 +89,20 @@ class Attention(Sublayer):
             plan, left = self.plan(q, k, allowed, past)
             if cache is not None:
                 cache.memory.slots[f"attention.{self.index}"] = left
-        y = self.attend(q, k, v, allowed) if plan is None else transported(plan, v)
+        own = None
+        if self.edit is not None and self.edit.exclude_self and plan is None and can_attend(q, k, allowed):
+            y, own = attention_and_own(q, k, v, self.scale, self.causal)
+            y = y.transpose(1, 2)
+        else:
+            y = self.attend(q, k, v, allowed) if plan is None else transported(plan, v)
         if self.value_edit is not None:
             again = partial(self.again, q, k, v, past)
             y = self.edited(
                 AttentionCall(self, q, k, v, allowed, self.scale, None, None, y, again, self.causal, weights=plan)
             )
         if self.edit is not None:
-            own = self.own(q, k, allowed, plan) if self.edit.exclude_self else None
+            if own is None and self.edit.exclude_self:
+                own = self.own(q, k, allowed, plan)
             y = self.edit(y, mine.transpose(1, 2), own)
         if self.dictionary is not None:
             y = self.dictionary(y, view.real)
