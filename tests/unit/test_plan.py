@@ -106,6 +106,15 @@ def test_power_is_shown_in_the_sign_of_the_contrast_and_asks_nothing_of_a_demo(t
     assert not any("needs" in remark for remark in weak.remarks)
 
 
+def test_a_power_that_rests_on_a_guess_is_said(table):
+    def says(plan, scale="small"):
+        return [remark for remark in check(parse(plan), scale).remarks if "is a guess" in remark]
+
+    assert len(says(table)) == 1  # the template's own spread is one
+    assert says(table, "smoke") == []
+    assert says(changed(table, "hypotheses.0.sd_source", "pilot of three seeds: 0.02")) == []
+
+
 def test_check_of_a_plan_with_problems_ends_in_one_error_line(table, tmp_path, capsys):
     text = (resources.files("thalweg.studies") / "template.toml").read_text(encoding="utf-8")
     (tmp_path / "p.toml").write_text(text.replace('at = "final"', 'at = "finale"').replace("sd = 0.015", "sd = 0.5"))

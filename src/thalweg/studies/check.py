@@ -139,12 +139,16 @@ def undecided(plan: "AnyPlan", hypotheses: Sequence[Hypothesis]) -> list[str]:
 
 
 def underpowered(powers: Sequence[HypothesisPower], kind: str) -> tuple[list[str], list[str]]:
-    """Problems and remarks on primary hypotheses of too little power."""
+    """Problems and remarks on primary hypotheses of too little power, and of a power that rests on a guess."""
+    guessed = [p.hypothesis for p in powers if p.primary and p.sd_source.strip().lower().startswith("guess")]
+    remarks = []
+    if guessed and kind != "demo":
+        remarks.append(f"the spread of {', '.join(guessed)} is a guess, so its power is one too; a pilot on other units tells")
     weak = [
         f"{p.hypothesis} has simulated power {p.result.power:.2f} at its expected effect {p.result.effect:g}"
         for p in powers
         if p.result.power < LEAST_POWER and p.primary and kind != "demo"
     ]
     if kind == "confirmatory":
-        return [f"{text} (needs {LEAST_POWER})" for text in weak], []
-    return [], [f"{text} (a confirmatory plan needs {LEAST_POWER})" for text in weak]
+        return [f"{text} (needs {LEAST_POWER})" for text in weak], remarks
+    return [], [f"{text} (a confirmatory plan needs {LEAST_POWER})" for text in weak] + remarks
