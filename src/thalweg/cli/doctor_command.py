@@ -19,6 +19,7 @@ EXTRAS = {
     "datasets": "data",
     "lm_eval": "eval",
     "gguf": "gguf",
+    "compressed_tensors": "packed",
     "accelerate": "gguf",
     "tensorboard": "track",
     "trackio": "track",
