@@ -62,9 +62,7 @@ class ClassificationTask(Task):
         self.pad = tokenizer.vocab_size - (2 if tokenizer.ends_with(PAD, START) else 0)
         self.start, self.vocab_size = self.pad + 1, self.pad + 2
         self.labels = {split: np.asarray(part.labels, np.int64) for split, part in splits.items()}
-        self.tokens = {
-            split: [self._tokens(split, i, text) for i, text in enumerate(part.texts)] for split, part in splits.items()
-        }
+        self.tokens = {split: self._tokens(split, part.texts) for split, part in splits.items()}
         self.fingerprint = digest_of(
             {
                 "schema": SCHEMA,
@@ -76,13 +74,14 @@ class ClassificationTask(Task):
         )
         self.notes = (*notes, *(self._counted(split) for split in self.splits))
 
-    def _tokens(self, split: str, number: int, text: str) -> np.ndarray:
-        ids = self.tokenizer.encode(text) if self.tokenizer is not None else []
-        if not ids:
-            raise InputError(
-                f"{self.name}: the tokenizer makes no token of text {number} of the {split} split; give another"
-            )
-        return np.array([self.start, *ids], np.int64)
+    def _tokens(self, split: str, texts: Sequence[str]) -> list[np.ndarray]:
+        found = self.tokenizer.encode_texts(texts) if self.tokenizer is not None else [[]] * len(texts)
+        for number, ids in enumerate(found):
+            if not ids:
+                raise InputError(
+                    f"{self.name}: the tokenizer makes no token of text {number} of the {split} split; give another"
+                )
+        return [np.array([self.start, *ids], np.int64) for ids in found]
 
     def _counted(self, split: str) -> str:
         counts = self.counts(split)

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
 
@@ -101,6 +101,12 @@ def sentiment(rest: str, request: Request) -> ClassificationTask:
     )
     options = config.build(SentimentOptions, values, where="sentiment")
     _refuse_limits(request)
+    # Nothing about a task changes, so one that hangs on the shipped texts alone is made once; files of tokenizers may change.
+    return (_task if request.tokenizer in (None, "bpe", "byte") else _task.__wrapped__)(options, request)
+
+
+@lru_cache(maxsize=2)
+def _task(options: SentimentOptions, request: Request) -> ClassificationTask:
     rated = [s for s in snippets() if s.rating != 0 and (not options.clean or abs(s.rating) >= CLEAN)]
     kept = [s for s in rated if s.number not in NEAR_DUPLICATES]
     splits = {
