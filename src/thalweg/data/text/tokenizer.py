@@ -5,6 +5,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -58,9 +59,19 @@ class Tokenizer(ABC):
     def to_json(self) -> str:
         """What :func:`from_json` reads back."""
 
+    def vocabulary(self) -> dict[str, int]:
+        """Entry -> number, as the library spells it; empty where entries have no spelling."""
+        return {}
+
     def encode(self, text: str) -> list[int]:
         """Token numbers of ``text``, the same as in the cache."""
-        return [int(i) for ids in self.encode_pieces(self.pieces(text)) for i in ids]
+        return self.encode_texts([text])[0]
+
+    def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
+        """:meth:`encode` of many texts, their pieces in one call."""
+        pieces = [self.pieces(text) for text in texts]
+        found = iter(self.encode_pieces([piece for parts in pieces for piece in parts]))
+        return [[i for ids in islice(found, len(parts)) for i in ids.tolist()] for parts in pieces]
 
 
 class ByteTokenizer(Tokenizer):
@@ -130,6 +141,9 @@ class JsonTokenizer(Tokenizer):
     def ends_with(self, *names: str) -> bool:
         first = self.vocab_size - len(names)
         return all(self._tokenizer.token_to_id(name) == first + i for i, name in enumerate(names))
+
+    def vocabulary(self) -> dict[str, int]:
+        return self._tokenizer.get_vocab()
 
     def library_json(self) -> str:
         """The ``tokenizer.json`` of the tokenizers library."""
