@@ -156,3 +156,25 @@ def test_bad_input_is_one_line():
         full_bridge(torch.zeros(2, 2), torch.tensor([2.0, 0.0]))
     with pytest.raises(InputError, match="temperature"):
         half_bridge(torch.zeros(2), 0.0)
+
+
+def test_factors_are_the_logarithms_and_give_way_to_them(monkeypatch):
+    """Catches: a factor on the wrong side, a tolerance met elsewhere, and a kernel that underflows in silence."""
+    from thalweg.ops import entropic
+
+    logits = normal(2, 3, 12, 12, scale=3).float().masked_fill(~torch.ones(12, 12, dtype=torch.bool).tril(), -torch.inf)
+    columns = causal_columns(12)
+    by_factors = full_bridge(logits, columns, None, 40, 1e-3)
+    steep = full_bridge(60 * logits, columns, None, 40, 1e-3)  # entries far below what float32 holds
+    with monkeypatch.context() as patch:
+        patch.setattr(entropic, "_by_factors", lambda *_: None)
+        for found, scale in ((by_factors, 1), (steep, 60)):
+            wanted = full_bridge(scale * logits, columns, None, 40, 1e-3)
+            torch.testing.assert_close(found.log_plan.exp(), wanted.log_plan.exp(), rtol=1e-4, atol=1e-6)
+            assert found.iterations == wanted.iterations
+            assert found.residual == pytest.approx(wanted.residual, rel=1e-2, abs=1e-6)
+    z = torch.log_softmax(60 * logits, -1)
+    assert entropic._by_factors(z, torch.ones(12), columns, 40, 0.0) is None
+    assert entropic._by_factors(torch.log_softmax(logits, -1), torch.ones(12), columns, 40, 0.0) is not None
+    grown = logits.clone().requires_grad_()
+    assert full_bridge(grown, columns).log_plan.requires_grad

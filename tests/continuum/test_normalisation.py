@@ -158,3 +158,15 @@ def test_layernorm_is_not_applicable():
     for model in (subjects.bert(), subjects.gpt2()):
         (_, one) = findings(model, subjects.texts(), ["rmsnorm"], length=16)
         assert "LayerNorm" in one.not_applicable and not len(one.rows)
+
+
+def test_what_a_dtype_leaves_of_an_epsilon():
+    """By hand: 1e-6 in float32 is lost where half a unit in the last place is larger, from 2^5; in bfloat16 from 2^-11."""
+    from thalweg.continuum.rmsnorm import held
+
+    for dtype, power in ((torch.float32, 5), (torch.bfloat16, -11), (torch.float16, -8)):
+        stored, lost = held(1e-6, dtype)
+        assert stored == float(torch.tensor(1e-6, dtype=torch.float64).to(dtype)) and lost == 2.0**power
+        top, below = torch.tensor(lost).to(dtype), torch.tensor(lost / 2).to(dtype)
+        assert top + torch.tensor(stored, dtype=dtype) == top and below + torch.tensor(stored, dtype=dtype) != below
+    assert held(1e-9, torch.float16)[0] == 0.0  # below its smallest number: no epsilon at all

@@ -183,3 +183,15 @@ def test_bad_options_are_one_line():
     with pytest.raises(Exception, match="points and layers must be at least 1") as error:
         found(tiny("gpt2"), points=0)
     assert "\n" not in str(error.value)
+
+
+def test_sixteen_bits_are_widened():
+    """Would catch a Jacobian of the norm taken in bfloat16."""
+    narrow = copy.deepcopy(tiny("llama")).bfloat16()
+    got, exact = found(narrow, ablate=False), found(copy.deepcopy(narrow).float(), ablate=False)
+    assert len(got.rows) == len(exact.rows)
+    for a, b in zip(got.rows, exact.rows, strict=True):
+        assert (a.measure, a.branch, a.layer) == (b.measure, b.branch, b.layer)
+        assert a.value == pytest.approx(b.value, rel=1e-2, abs=2e-3)
+    symmetric = got.rows.where(measure="reaction.imaginary_share", branch="symmetric")
+    assert symmetric and all(row.value == 0 for row in symmetric)

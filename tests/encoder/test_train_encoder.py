@@ -121,7 +121,7 @@ def test_a_decoder_is_asked_for_in_vain(letters, tmp_path):
         ({"model": {"classes": 3}}, "model.classes follows from the data; set data at the top level"),
         ({"model": {"objective": "masked"}}, "model.objective follows from the data; set objective at the top level"),
         ({"model": {"poolin": "max"}}, "Did you mean 'model.pooling'?"),
-        ({"init_from": "somewhere"}, "init_from begins a run of a decoder"),
+        ({"init_from": "somewhere"}, "init_from names somewhere, which is no folder"),
     ],
 )
 def test_a_configuration_that_cannot_be_is_one_line(letters, tmp_path, changes, said):

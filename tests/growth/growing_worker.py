@@ -6,10 +6,12 @@ from pathlib import Path
 
 import torch
 
+from thalweg import surgery
 from thalweg.errors import InputError
 from thalweg.growth.run import grow
+from thalweg.models import Decoder, DecoderConfig
 from thalweg.training import TrainConfig
-from thalweg.training.parallel import process_group
+from thalweg.training.parallel import process_group, shard
 
 BASE = {
     "depth": 2,
@@ -27,6 +29,43 @@ def config(**changes):
     return TrainConfig(**{**BASE, "growth": GROWTH, **changes})
 
 
+def sharded_surgery() -> dict[str, str]:
+    """What surgery says to a sharded model, and to an optimiser of one that was grown before."""
+
+    def decoder():
+        return Decoder(
+            DecoderConfig(vocab_size=17, width=16, depth=1, heads=2), generator=torch.Generator().manual_seed(0)
+        )
+
+    model, whole = decoder(), decoder()
+    shard(model)
+    ids = torch.arange(14).reshape(2, 7)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model(ids, labels=ids).loss.backward()
+    optimizer.step()
+    grown, change = surgery.grow_heads(whole, {0: 1})
+    tried = {
+        "heads": lambda: surgery.grow_heads(model, {0: 1}),
+        "prune": lambda: surgery.prune_heads(model, {0: [1]}),
+        "width": lambda: surgery.grow_width(model, width=24),
+        "depth": lambda: surgery.grow_depth(model, at=[0]),
+        "scores": lambda: surgery.head_scores(model, ids),
+        "carry": lambda: surgery.carry_optimizer(optimizer, change),
+        "carry to sharded": lambda: (
+            shard(grown),
+            surgery.carry_optimizer(torch.optim.AdamW(grown.parameters()), change),
+        ),
+    }
+    said = {}
+    for name, action in tried.items():
+        try:
+            action()
+            said[name] = ""
+        except InputError as error:
+            said[name] = str(error)
+    return said
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     with process_group(torch.device("cpu")) as ranks:
@@ -39,7 +78,12 @@ def main() -> None:
             refused = ""
         except InputError as error:
             refused = str(error)
-        found = {"straight": straight["growth"], "resumed": resumed["growth"], "refused": refused}
+        found = {
+            "straight": straight["growth"],
+            "resumed": resumed["growth"],
+            "refused": refused,
+            "surgery": sharded_surgery(),
+        }
         (folder / f"rank{ranks.rank}.json").write_text(json.dumps(found), encoding="utf-8")
 
 

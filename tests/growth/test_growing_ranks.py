@@ -82,3 +82,10 @@ def test_a_sharded_model_is_refused_at_the_start(together):
     folder, ranks = together
     assert all("a sharded model cannot grow" in rank["refused"] and "\n" not in rank["refused"] for rank in ranks)
     assert not (folder / "sharded" / "run.json").exists()
+
+
+def test_surgery_of_a_sharded_model_is_refused_at_the_start(together):
+    """On both ranks, before anything is computed: the shape of a sharded model, and the state of its optimiser."""
+    for said in (rank["surgery"] for rank in together[1]):
+        assert len(said) == 7 and all("is sharded (FSDP2)" in line and "\n" not in line for line in said.values())
+        assert "hold it whole on every rank (DDP)" in said["heads"] and "state is carried whole" in said["carry"]

@@ -21,7 +21,9 @@ def test_a_lock_is_what_the_plan_resolves_to(path):
     assert locking.differences(study.plan, scale, study.lock_tables(), lock) == []
 
 
-@pytest.mark.parametrize("plan", ["edit-directions", "edit-encoder", "edit-masked", "edit-own", "edit-own-all", "edit-self"])
+@pytest.mark.parametrize(
+    "plan", ["edit-directions", "edit-encoder", "edit-masked", "edit-own", "edit-own-all", "edit-self"]
+)
 def test_records_of_edits_are_found(plan):
     done, wanted = studies.study(shipped_folder() / f"{plan}.toml", "small").progress()
     assert done == wanted

@@ -111,7 +111,7 @@ def test_scores_leave_the_model_as_it_is_and_tell_how_far_they_are():
     with pytest.raises(InputError, match="have no heads to score"):
         head_scores(decoder(layers=("feed_forward",)), tokens())
     encoder = Encoder(EncoderConfig(vocab_size=17, width=16, depth=1, heads=4, classes=2)).double()
-    with pytest.raises(InputError, match="which Encoder has not"):
+    with pytest.raises(InputError, match="needs what an encoder shall answer"):
         head_scores(encoder, tokens(), "loss")
     assert len(head_scores(encoder, tokens(), "energy")) == 4
 

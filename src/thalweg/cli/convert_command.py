@@ -117,7 +117,9 @@ def growth_of(args):
 def add_data(parser) -> None:
     """What a classifier is compared on."""
     parser.add_argument(
-        "--data", metavar="NAME", help="classified texts that a classifier is compared on (those of its run, if it is one)"
+        "--data",
+        metavar="NAME",
+        help="classified texts that a classifier is compared on (those of its run, if it is one)",
     )
 
 

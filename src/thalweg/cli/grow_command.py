@@ -14,7 +14,7 @@ EXAMPLES = """examples:
   thalweg grow --resume runs/grown
 
 Growth ends converged, capped (not converged), isotropic or unstable; training goes on to its last step. Then thalweg report RUN is the growth
-record, and RUN/model is what Hugging Face loads (a decoder trains further by thalweg train --init-from RUN/model, too)."""
+record, and RUN/model is what Hugging Face loads (thalweg train --init-from RUN/model trains it further, too)."""
 
 LEFT_OUT = ("head_width", "seed")  # given by flags of other names
 DICTIONARY_WEIGHT = 0.1  # of the loss of prototypes, where a model that grows has some

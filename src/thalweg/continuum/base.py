@@ -1,7 +1,12 @@
 """What a probe of the continuous picture is, the registry of probes, and what all of them share.
 
-    probe.applies(subject)              # None, or why not, in words
-    probe.run(subject, text, options)   # -> Finding: rows with nulls, caveats, figures, one line
+    probe.applies(subject)                        # None, or why not, in words
+    probe.run(subject, text, options)             # -> Finding: rows with nulls, caveats, figures, one line
+
+A probe that only looks on while the model reads the text leaves ``run`` alone and shares one pass with the others that do:
+
+    probe.collect(subject, text, options)         # -> Collector: what it needs of the pass, and what it keeps
+    probe.finish(collector, subject, text, options)   # -> Finding
 
 One file is one probe: a subclass of :class:`Probe` under ``@register(name, summary=..., source=...)``. ``source`` says which numbers the
 source has and which are derived by us. A probe changes nothing: weights stay bitwise the same and hooks are gone when it returns or raises.
@@ -18,6 +23,7 @@ from torch import Tensor, nn
 from thalweg.capture.layout import Located
 from thalweg.capture.tables import LEVEL, Units
 from thalweg.capture.windows import Batch, Text
+from thalweg.continuum.passes import Collector, read
 from thalweg.errors import InputError
 from thalweg.records import Measurements
 from thalweg.records.findings import Figure, Finding
@@ -87,8 +93,22 @@ class Probe:
     def run(self, subject: Subject, text: Text | None, options: Any) -> Finding:
         """Look, and say what was found. ``Finding.probe``, ``title``, ``source``, ``seconds`` and ``sketch`` are filled in by the caller.
 
+        By default one pass over the text for what :meth:`collect` gives, then :meth:`finish`; a probe with passes of its own overrides it.
         Raises: ThalwegError; the caller makes it the ``failed`` of the finding and goes on with the other probes.
         """
+        assert text is not None
+        collector = self.collect(subject, text, options)
+        size, padding = batch_of(text, options, subject)
+        for error in read(subject.place, text, {"": collector}, size, padding).failed.values():
+            raise error
+        return self.finish(collector, subject, text, options)
+
+    def collect(self, subject: Subject, text: Text, options: Any) -> Collector:
+        """What keeps the probe's part of one pass over the text, which other probes may share. Raises: ThalwegError."""
+        raise NotImplementedError
+
+    def finish(self, collector: Any, subject: Subject, text: Text, options: Any) -> Finding:
+        """What was found, from a collector of :meth:`collect` that has seen the pass. As :meth:`run`."""
         raise NotImplementedError
 
 
@@ -143,18 +163,24 @@ class UnitMeans:
             rows.add(name, total[i] / weight[i], n=seen, **ends, **own)
 
 
-def batches(text: Text, options: ProbeOptions, subject: Subject) -> Iterator[Batch]:
-    """The batches of a text, of as many windows as the options say."""
+def batch_of(text: Text, options: ProbeOptions, subject: Subject) -> tuple[int, int]:
+    """How many windows go in one batch, as the options say, and the token that pads them."""
     from thalweg.capture.limits import vocabulary_of
     from thalweg.capture.plan import rows_of_a_batch
 
     size = options.batch_size or rows_of_a_batch(text.length, vocabulary_of(subject.model) or 0)
-    return text.batches(size, getattr(subject.tokenizer, "pad_token_id", None) or 0)
+    return size, getattr(subject.tokenizer, "pad_token_id", None) or 0
+
+
+def batches(text: Text, options: ProbeOptions, subject: Subject) -> Iterator[Batch]:
+    """The batches of a text, for a probe with passes of its own."""
+    return text.batches(*batch_of(text, options, subject))
 
 
 __all__ = [
     "ENOUGH",
     "SKETCH",
+    "Collector",
     "Entry",
     "Figure",
     "Finding",
@@ -162,6 +188,7 @@ __all__ = [
     "ProbeOptions",
     "Subject",
     "UnitMeans",
+    "batch_of",
     "batches",
     "entries",
     "names",

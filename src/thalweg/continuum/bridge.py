@@ -13,6 +13,7 @@ from thalweg.capture.evaluating import evaluating
 from thalweg.capture.proof import called
 from thalweg.capture.windows import Text
 from thalweg.continuum.base import Figure, Finding, Probe, ProbeOptions, Subject, UnitMeans, register
+from thalweg.continuum.passes import states_only
 from thalweg.continuum.scores import no_attention, scores_of, watch_attention
 from thalweg.errors import InputError
 from thalweg.ops.entropic import FLOOR, causal_columns, entropy, free_energy, full_bridge, functional, half_bridge
@@ -24,7 +25,7 @@ EXACT = 1e-12
 ROWS = 64  # of one layer, on which the identities are checked in float64
 CONVERGED = 1e-3
 CAVEATS = (
-    "softmax is the half bridge by algebra (identity_error is rounding); its distance to the full bridge rests on a choice of columns.",
+    "Softmax is the half bridge by algebra (identity_error is rounding); its distance to the full bridge rests on a choice of columns.",
     "Distances depend on the length of the window, which stands in split; they compare heads of one run, not models at other lengths.",
     "The null permutes the scores of each query over the keys it may see: it keeps how peaked rows are and destroys what keys have in common.",
 )
@@ -73,7 +74,7 @@ class BridgeProbe(Probe):
         state = _State(text, options)
         with evaluating(subject.model), watch_attention(subject.place, state.see):
             for state.number, (ids, state.units) in enumerate(_pieces(text, options.window, options.batch_size or 16)):
-                subject.model(**called(subject.model, {"input_ids": ids}))
+                subject.model(**called(subject.model, {"input_ids": ids}), **states_only(subject.model))
         rows, rule = Measurements(), f"pieces of {options.window} tokens"
         state.rows(rows, rule)
         caveats = [*CAVEATS, *([CAUSAL] if state.causal else [])]
@@ -108,7 +109,7 @@ FIGURES = (
         ("bridge.entropy_share",),
         y_label="share",
         lines="head",
-        note="1 (dashed): every key that may be seen has one weight; 0: one key takes all.",
+        note="1: every key that may be seen has one weight; 0: one key takes all.",
     ),
 )
 

@@ -8,12 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thalweg.capture.evaluating import evaluating
-from thalweg.capture.proof import called
-from thalweg.capture.watching import Event, watch
-from thalweg.capture.windows import Text
-from thalweg.continuum.base import Figure, Finding, Probe, ProbeOptions, Subject, UnitMeans, batches, register
-from thalweg.continuum.fields import uncached
+from thalweg.capture.proof import dtype_of
+from thalweg.capture.watching import Event
+from thalweg.capture.windows import Batch, Text
+from thalweg.continuum.base import Collector, Figure, Finding, Probe, ProbeOptions, Subject, UnitMeans, register
 from thalweg.errors import InputError
 from thalweg.geometry.depth import clusters, energy, energy_null, straightness, turning
 from thalweg.geometry.lengths import token_relative_update
@@ -56,55 +54,75 @@ class DepthFlow(Probe):
     def applies(self, subject: Subject) -> str | None:
         return None if subject.place.depth >= 2 else "a trajectory needs at least two layers"
 
-    def run(self, subject: Subject, text: Text | None, options: DepthFlowOptions) -> Finding:
-        assert text is not None
+    def collect(self, subject: Subject, text: Text, options: DepthFlowOptions) -> Collector:
+        return _Paths(subject, text, options)
+
+    def finish(self, collector: "_Paths", subject: Subject, text: Text, options: DepthFlowOptions) -> Finding:
         located, depth, rows = subject.place, subject.place.depth, Measurements()
-        speeds, turns = UnitMeans(text.units, depth), UnitMeans(text.units, depth - 1)
-        paths, clouds = UnitMeans(text.units, 2), UnitMeans(text.units, (depth + 1) * len(CLOUD))
-        merging, looked = UnitMeans(text.units, 1), 0
-        states: list[Tensor] = []
-        starts = {place.layer: place.index for place in reversed(located.sites)}
-        chosen: list[Tensor] = []
-
-        def see(event: Event) -> None:
-            if not chosen:
-                chosen.append(_chosen(event.real, options.tokens))
-            if starts[event.place.layer] == event.place.index:
-                states.append(_taken(wide(event.state), chosen[0]))
-            if event.place.index == len(located.sites) - 1:
-                states.append(_taken(wide(event.following), chosen[0]))
-
-        with evaluating(located.model), watch(located, see):
-            for batch in batches(text, options, subject):
-                states.clear()
-                chosen.clear()
-                located.model(**called(located.model, batch.call), **uncached(located.model))
-                if not chosen[0].numel() or chosen[0].shape[1] < 2:
-                    continue
-                path = torch.stack(states, dim=2)  # [b t places d]
-                unit_of = batch.unit_of_row.repeat_interleave(path.shape[1])
-                flat = path.flatten(0, 1)
-                looked += len(flat)
-                speeds.add(unit_of, token_relative_update(flat[:, :-1], flat.diff(dim=1)))
-                turns.add(unit_of, turning(flat))
-                paths.add(unit_of, torch.stack([straightness(flat), stable_rank(flat.diff(dim=1))], 1))
-                cloud, weight = _clouds(path, options)
-                clouds.add(batch.unit_of_row, cloud.flatten(1), weight.flatten(1))
-                gap = cloud[..., 0] - cloud[..., 1]
-                merging.add(batch.unit_of_row, (gap[:, -1] - gap[:, 0])[:, None], weight[:, 0, 1:2])
-        if not looked:
+        if not collector.looked:
             raise InputError(
                 "no window has two tokens behind its first, so there is no trajectory to look at; give longer texts"
             )
-        _rows(rows, located, options, speeds, turns, paths, clouds, merging)
+        _rows(rows, located, options, collector)
         caveats = [
-            "the first token of a window (a sink in most models) is left out",
-            "a common direction of all tokens raises every cosine; merging is what tokens of one window share beyond those of others",
-            f"of every window at most {options.tokens} tokens are looked at",
+            "The first token of a window (a sink in most models) is left out.",
+            "A common direction of all tokens raises every cosine; merging is what tokens of one window share beyond those of others.",
+            f"Of every window at most {options.tokens} tokens are looked at.",
         ]
+        dtype = dtype_of(located.model)
+        if dtype not in (torch.float32, torch.float64):
+            slowest = min(row.value for row in rows.where(measure="depth.speed"))
+            caveats.append(
+                f"States are {str(dtype).removeprefix('torch.')}: rounding moves a token by up to {torch.finfo(dtype).eps / 2:.1e} of its "
+                f"length at every sublayer, and the shortest mean step of a layer is {slowest:.1e} of it."
+            )
         if located.streams > 1:
-            caveats.append("of several streams the trajectory is that of what the layers read")
+            caveats.append("Of several streams the trajectory is that of what the layers read.")
         return Finding("depth_flow", summary=_summary(rows, depth), rows=rows, caveats=tuple(caveats), figures=FIGURES)
+
+
+class _Paths(Collector):
+    """The trajectories of the chosen tokens of a batch, and means over those of all batches."""
+
+    needs = frozenset({"sites"})
+
+    def __init__(self, subject: Subject, text: Text, options: DepthFlowOptions):
+        located, depth = subject.place, subject.place.depth
+        self.options, self.looked, self.last = options, 0, len(located.sites) - 1
+        self.starts = {place.layer: place.index for place in reversed(located.sites)}
+        self.speeds, self.turns = UnitMeans(text.units, depth), UnitMeans(text.units, depth - 1)
+        self.paths, self.clouds = UnitMeans(text.units, 2), UnitMeans(text.units, (depth + 1) * len(CLOUD))
+        self.merging = UnitMeans(text.units, 1)
+        self.states: list[Tensor] = []
+        self.chosen: Tensor | None = None
+
+    def begin(self, batch: Batch) -> None:
+        self.states, self.chosen = [], None
+
+    def site(self, event: Event) -> None:
+        if self.chosen is None:
+            self.chosen = _chosen(event.real, self.options.tokens)
+        if self.starts[event.place.layer] == event.place.index:
+            self.states.append(_taken(wide(event.state), self.chosen))
+        if event.place.index == self.last:
+            self.states.append(_taken(wide(event.following), self.chosen))
+
+    def end(self, batch: Batch) -> None:
+        assert self.chosen is not None
+        if not self.chosen.numel() or self.chosen.shape[1] < 2:
+            return
+        path = torch.stack(self.states, dim=2)  # [b t places d]
+        self.states = []
+        unit_of = batch.unit_of_row.repeat_interleave(path.shape[1])
+        flat = path.flatten(0, 1)
+        self.looked += len(flat)
+        self.speeds.add(unit_of, token_relative_update(flat[:, :-1], flat.diff(dim=1)))
+        self.turns.add(unit_of, turning(flat))
+        self.paths.add(unit_of, torch.stack([straightness(flat), stable_rank(flat.diff(dim=1))], 1))
+        cloud, weight = _clouds(path, self.options)
+        self.clouds.add(batch.unit_of_row, cloud.flatten(1), weight.flatten(1))
+        gap = cloud[..., 0] - cloud[..., 1]
+        self.merging.add(batch.unit_of_row, (gap[:, -1] - gap[:, 0])[:, None], weight[:, 0, 1:2])
 
 
 def _chosen(real: Tensor, most: int) -> Tensor:
@@ -136,30 +154,21 @@ def _clouds(path: Float[Tensor, "b t p d"], options: DepthFlowOptions) -> tuple[
     return found, weight
 
 
-def _rows(
-    rows: Measurements,
-    located: Any,
-    options: DepthFlowOptions,
-    speeds: UnitMeans,
-    turns: UnitMeans,
-    paths: UnitMeans,
-    clouds: UnitMeans,
-    merging: UnitMeans,
-) -> None:
+def _rows(rows: Measurements, located: Any, options: DepthFlowOptions, seen: _Paths) -> None:
     depth, width = located.depth, located.width
 
     def at(layer: int, **more: Any) -> dict[str, Any]:
         return {"site": f"layers.{layer}" if layer < depth else "stream.end", "layer": layer, **more}
 
-    speeds.rows(rows, ["depth.speed"] * depth, [at(i) for i in range(depth)])
+    seen.speeds.rows(rows, ["depth.speed"] * depth, [at(i) for i in range(depth)])
     right = {"unit": "rad", "null": math.pi / 2, "null_kind": "independent steps"}
-    turns.rows(rows, ["depth.turning"] * (depth - 1), [at(i + 1, **right) for i in range(depth - 1)])
+    seen.turns.rows(rows, ["depth.turning"] * (depth - 1), [at(i + 1, **right) for i in range(depth - 1)])
     null = gaussian_null(depth, width, "stable_rank")
     path_nulls = [
         {"null": depth**-0.5, "null_kind": "1/sqrt(steps): independent steps of one length"},
         {"null": null.value, "null_kind": f"steps of a walk: {null.kind}"},
     ]
-    paths.rows(rows, ["depth.straightness", "depth.stable_rank"], path_nulls)
+    seen.paths.rows(rows, ["depth.straightness", "depth.stable_rank"], path_nulls)
     null = energy_null(options.tokens, width, options.beta)
     nulls = [
         {"null": 0.0, "null_kind": "independent directions"},
@@ -168,9 +177,11 @@ def _rows(
         {"null": 1.0, "null_kind": "every token by itself"},
     ]
     own = Measurements()
-    clouds.rows(own, list(CLOUD) * (depth + 1), [at(i, **one) for i in range(depth + 1) for one in nulls])
+    seen.clouds.rows(own, list(CLOUD) * (depth + 1), [at(i, **one) for i in range(depth + 1) for one in nulls])
     rows.extend(own)
-    merging.rows(rows, ["depth.merging"], [{"null": 0.0, "null_kind": "no change from the first state to the last"}])
+    seen.merging.rows(
+        rows, ["depth.merging"], [{"null": 0.0, "null_kind": "no change from the first state to the last"}]
+    )
 
 
 def _summary(rows: Measurements, depth: int) -> str:

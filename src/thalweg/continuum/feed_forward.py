@@ -173,8 +173,8 @@ def jacobian_of(
 
 
 def spectral_norm(weight: Float[Tensor, "out in"]) -> float:
-    """The largest singular value, to about 1e-3, by Lanczos steps."""
-    w = weight.double()
+    """The largest singular value, to about 1e-3, by Lanczos steps, in the dtype of the weight, float32 or wider."""
+    w = wide(weight)
     return extreme_singular_values(lambda v: w @ v, w.new_zeros(w.shape[1]), steps=24).largest
 
 

@@ -5,7 +5,6 @@ at the state that the model had, each must give what the model added. Weights of
 """
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -68,50 +67,65 @@ def pairs(located: Located) -> list[tuple[SitePlace, SitePlace]]:
     ]
 
 
+class Layers:
+    """Makes the fields of every layer out of the events of a pass, and calls ``on_layer`` with each; ``calling`` while fields may be called.
+
+    prove: hold every field against what the model added, at the cost of two calls a layer.
+    """
+
+    def __init__(self, located: Located, on_layer: Callable[[Layer], Any], *, prove: bool):
+        self.located, self.on_layer, self.prove, self.calling = located, on_layer, prove, False
+        self._of_site = {place.index: pair for pair in pairs(located) for place in pair}
+        self._calls: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+        self._held: dict[int, Event] = {}
+
+    def attach(self) -> Iterator[Any]:
+        """Let it see what sublayers are called with; yields what undoes it."""
+        for place in (place for pair in pairs(self.located) for place in pair):
+            yield self.located.module(place.sublayer).register_forward_pre_hook(
+                self._keep(place.sublayer), with_kwargs=True
+            )
+
+    def _keep(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if not self.calling:
+                self._calls[name] = args, kwargs
+
+        return hook
+
+    def see(self, event: Event) -> None:
+        """An event of the pass. Raises: CaptureError where a field does not give what the model added."""
+        pair = self._of_site.get(event.place.index)
+        if pair is None:
+            return
+        if event.place is pair[0]:
+            self._held[event.place.layer] = event
+            return
+        first, self.calling = self._held.pop(event.place.layer), True
+        try:
+            made = [_field(self.located, e, self._calls[e.place.sublayer]) for e in (first, event)]
+            for e, field in zip((first, event), made, strict=True):
+                if self.prove:
+                    _prove(self.located, e, field)
+            narrow = wide(event.state) is not event.state
+            updates = None if narrow else (_added(first), _added(event))
+            self.on_layer(Layer(event.place.layer, made[0], made[1], wide(first.state), updates, event.real))
+        finally:
+            self.calling = False
+
+
 @contextmanager
 def watch_layers(located: Located, on_layer: Callable[[Layer], Any], *, prove: bool) -> Iterator[None]:
     """Call ``on_layer`` with every layer as passes of the model go by, which must not fill a cache (``use_cache=False``).
 
-    Fields may be kept, tensors may not. prove: hold every field against what the model added, at the cost of two calls a layer.
+    Fields may be kept, tensors may not. prove: as for :class:`Layers`.
     Raises: CaptureError where a field does not give what the model added.
     """
-    of_site = {place.index: pair for pair in pairs(located) for place in pair}
-    calls: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
-    held: dict[int, Event] = {}
-    ours = False
-
-    def keep(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if not ours:
-                calls[name] = args, kwargs
-
-        return hook
-
-    def see(event: Event) -> None:
-        nonlocal ours
-        pair = of_site.get(event.place.index)
-        if pair is None:
-            return
-        if event.place is pair[0]:
-            held[event.place.layer] = event
-            return
-        first, ours = held.pop(event.place.layer), True
-        try:
-            made = [_field(located, e, calls[e.place.sublayer]) for e in (first, event)]
-            for e, field in zip((first, event), made, strict=True):
-                if prove:
-                    _prove(located, e, field)
-            narrow = wide(event.state) is not event.state
-            updates = None if narrow else (_added(first), _added(event))
-            on_layer(Layer(event.place.layer, made[0], made[1], wide(first.state), updates, event.real))
-        finally:
-            ours = False
-
+    layers = Layers(located, on_layer, prove=prove)
     with ExitStack() as stack:
-        for place in (place for pair in pairs(located) for place in pair):
-            handle = located.module(place.sublayer).register_forward_pre_hook(keep(place.sublayer), with_kwargs=True)
+        for handle in layers.attach():
             stack.callback(handle.remove)
-        stack.enter_context(watch(located, see))
+        stack.enter_context(watch(located, layers.see))
         yield
 
 
@@ -129,7 +143,7 @@ def _field(located: Located, event: Event, call: tuple[tuple[Any, ...], dict[str
     before = [] if place.state.module == place.sublayer else [located.module(place.state.module)]
     after = [] if place.update == place.sublayer else [located.module(place.update)]
     run = _caller(located.module(place.sublayer), call)
-    norms = [_widened(m) for m in before], [_widened(m) for m in after]
+    norms = [widened(m) for m in before], [widened(m) for m in after]
 
     def field(x: Tensor) -> Tensor:
         for norm in norms[0]:
@@ -173,7 +187,7 @@ def _caller(module: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]]) -> 
     first = given(call[0], call[1])
     place = next((i for i, value in enumerate(call[0]) if value is first), None)
     name: Any = None if place is not None else next(n for n, value in call[1].items() if value is first)
-    run = _widened(module)
+    run = widened(module)
 
     def apply(x: Tensor) -> Any:
         if place is not None:
@@ -183,7 +197,7 @@ def _caller(module: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]]) -> 
     return apply
 
 
-def _widened(module: nn.Module) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+def widened(module: nn.Module) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
     """A call of the module, with its 16-bit weights in float32."""
     weights = dict(module.named_parameters()) | dict(module.named_buffers())
     narrow = {n: wide(w) for n, w in weights.items() if w.is_floating_point() and wide(w) is not w}
@@ -225,11 +239,6 @@ def _one_tensor(located: Located) -> bool:
     with torch.no_grad():
         state = stream.enter(weight.new_zeros(1, 1, located.width))
     return isinstance(state, Tensor) and state.ndim == 3
-
-
-def uncached(model: nn.Module) -> dict[str, Any]:
-    """What a model is called with so that it fills no cache."""
-    return {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
 
 
 def logits_of(located: Located, state: Float[Tensor, "b t d"]) -> Float[Tensor, "b t v"]:

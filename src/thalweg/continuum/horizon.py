@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 from thalweg.capture.attention_call import AttentionCall
-from thalweg.capture.evaluating import evaluating
 from thalweg.capture.limits import longest_of, vocabulary_of
-from thalweg.capture.proof import called
 from thalweg.capture.windows import Batch, Text
-from thalweg.continuum.base import Figure, Finding, Probe, ProbeOptions, Subject, UnitMeans, batches, register
+from thalweg.continuum.base import Collector, Figure, Finding, Probe, ProbeOptions, Subject, UnitMeans, register
 from thalweg.continuum.needles import Needle, needles_of
 from thalweg.continuum.scores import no_attention, scores_of, watch_attention
 from thalweg.errors import InputError
@@ -70,11 +68,13 @@ class Horizon(Probe):
             return "it is no causal decoder, so a token has no past that it could lose"
         return no_attention(subject.place)
 
-    def run(self, subject: Subject, text: Text | None, options: HorizonOptions) -> Finding:
-        assert text is not None
+    def collect(self, subject: Subject, text: Text, options: HorizonOptions) -> Collector:
+        return _Sinks(text)
+
+    def finish(self, collector: "_Sinks", subject: Subject, text: Text, options: HorizonOptions) -> Finding:
         rows = Measurements()
         caveats: list[str] = [*CAVEATS]
-        said = [_sinks(subject, text, options, rows, caveats)]
+        said = [collector.rows(rows, caveats)]
         why, lengths = _needles_fit(subject, options)
         if why:
             caveats.append(f"Margins and retrieval were not measured: {why}.")
@@ -120,53 +120,60 @@ FIGURES = (
 )
 
 
-def _sinks(subject: Subject, text: Text, options: ProbeOptions, rows: Measurements, caveats: list[str]) -> str:
+class _Sinks(Collector):
     """Weight on the first token, by head, over queries from the second on."""
-    means: dict[int, UnitMeans] = {}
-    layers: dict[int, UnitMeans] = {}
-    uniform = [0.0, 0]
-    now: list[Batch] = []
-    learned = [0.0, 0]
 
-    def see(layer: int, call: AttentionCall) -> None:
-        batch, scores = now[0], scores_of(call)
+    needs = frozenset({"attention"})
+
+    def __init__(self, text: Text):
+        self.text = text
+        self.means: dict[int, UnitMeans] = {}
+        self.layers: dict[int, UnitMeans] = {}
+        self.uniform, self.learned = [0.0, 0.0], [0.0, 0]
+        self.batch: Batch | None = None
+
+    def begin(self, batch: Batch) -> None:
+        self.batch = batch
+
+    def attention(self, layer: int, call: AttentionCall) -> None:
+        assert self.batch is not None
+        batch, scores = self.batch, scores_of(call)
         total = torch.logsumexp(scores, -1)
         if call.sinks is not None:
             all_mass = torch.logaddexp(total, call.sinks.to(total.dtype)[:, None])
-            learned[0] += float((1 - (total - all_mass).exp()).mean())
-            learned[1] += 1
+            self.learned[0] += float((1 - (total - all_mass).exp()).mean())
+            self.learned[1] += 1
             total = all_mass
         first = (scores[..., 0] - total).exp()[..., 1:]
         seen = first > 0  # with a window the first token is out of sight
         mask = batch.attention_mask
         real = torch.ones_like(first[:, 0]) if mask is None else mask[:, 1:].to(first)
         values, weight = (first * real[:, None]).sum(-1), real.sum(-1)
-        heads = first.shape[1]
-        means.setdefault(layer, UnitMeans(text.units, heads)).add(batch.unit_of_row, values, weight)
-        layers.setdefault(layer, UnitMeans(text.units, 1)).add(batch.unit_of_row, values.mean(1, keepdim=True), weight)
+        heads, units = first.shape[1], self.text.units
+        self.means.setdefault(layer, UnitMeans(units, heads)).add(batch.unit_of_row, values, weight)
+        self.layers.setdefault(layer, UnitMeans(units, 1)).add(batch.unit_of_row, values.mean(1, keepdim=True), weight)
         if bool(seen.any()):
             each = 1 / torch.arange(2, first.shape[-1] + 2, dtype=torch.float64)
-            uniform[0] += float((each * real.double().cpu()).sum())
-            uniform[1] += float(real.sum())
+            self.uniform[0] += float((each * real.double().cpu()).sum())
+            self.uniform[1] += float(real.sum())
 
-    with evaluating(subject.model), watch_attention(subject.place, see):
-        for batch in batches(text, options, subject):
-            now[:] = [batch]
-            subject.model(**called(subject.model, batch.call))
-    null = {"null": uniform[0] / max(uniform[1], 1), "null_kind": "uniform causal attention", "branch": "attention"}
-    for layer in sorted(means):
-        heads = range(means[layer].sums.shape[1])
-        fields = [{**null, "layer": layer, "head": h} for h in heads]
-        means[layer].rows(rows, ["horizon.sink_share" for _ in heads], fields)
-        layers[layer].rows(rows, ["horizon.sink_layer"], [{**null, "layer": layer}])
-    if learned[1]:
-        caveats.append(f"Learned sinks, which belong to no key, take {learned[0] / learned[1]:.0%} of the mass beside.")
-    shares = [row.value for row in rows.where(measure="horizon.sink_share")]
-    over = sum(value > 0.5 for value in shares)
-    return (
-        f"first token: {sum(shares) / max(len(shares), 1):.0%} of attention ({null['null']:.1%} if uniform), "
-        f"more than half in {over} of {len(shares)} heads"
-    )
+    def rows(self, rows: Measurements, caveats: list[str]) -> str:
+        even = self.uniform[0] / max(self.uniform[1], 1)
+        null = {"null": even, "null_kind": "uniform causal attention", "branch": "attention"}
+        for layer in sorted(self.means):
+            heads = range(self.means[layer].sums.shape[1])
+            fields = [{**null, "layer": layer, "head": h} for h in heads]
+            self.means[layer].rows(rows, ["horizon.sink_share" for _ in heads], fields)
+            self.layers[layer].rows(rows, ["horizon.sink_layer"], [{**null, "layer": layer}])
+        if self.learned[1]:
+            share = self.learned[0] / self.learned[1]
+            caveats.append(f"Learned sinks, which belong to no key, take {share:.0%} of the mass beside.")
+        shares = [row.value for row in rows.where(measure="horizon.sink_share")]
+        over = sum(value > 0.5 for value in shares)
+        return (
+            f"first token: {sum(shares) / max(len(shares), 1):.0%} of attention ({even:.1%} if uniform), "
+            f"more than half in {over} of {len(shares)} heads"
+        )
 
 
 def _needles_fit(subject: Subject, options: HorizonOptions) -> tuple[str, list[int]]:
@@ -185,15 +192,24 @@ class _Margins:
     """By layer: sums that are kept of every prompt, tensors [heads]."""
 
     found: dict[int, list[dict[str, Tensor]]] = field(default_factory=dict)
-    needle: Needle | None = None
-    generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
+    needles: list[Needle] = field(default_factory=list)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.drawing = [torch.Generator().manual_seed(self.seed + i) for i in range(len(self.needles))]
 
     def see(self, layer: int, call: AttentionCall) -> None:
-        assert self.needle is not None
-        scores = scores_of(call, last=1)[0, :, 0].double()  # [h k]
+        if call.query.shape[2] != max(needle.ids.shape[1] for needle in self.needles):
+            return  # a token of the answer, or a pass that asks whether the model is causal
+        last = scores_of(call, last=1)[:, :, 0].double()
+        for needle, generator, scores in zip(self.needles, self.drawing, last, strict=True):
+            self._add(layer, needle, scores[:, -needle.ids.shape[1] :], generator)  # prompts are padded on the left
+
+    def _add(self, layer: int, needle: Needle, scores: Tensor, generator: torch.Generator) -> None:
+        """scores [h k]: of the last token of a prompt."""
         keys = scores.shape[-1]
         inside = torch.zeros(keys, dtype=torch.bool)
-        inside[self.needle.start : self.needle.end] = True
+        inside[needle.start : needle.end] = True
         other = ~inside & torch.isfinite(scores[0]).cpu()
         other[0] = False  # the sink is no distractor like the others
         if not bool(torch.isfinite(scores[:, inside]).any()) or int(other.sum()) < 8:
@@ -202,7 +218,7 @@ class _Margins:
         total = torch.logsumexp(scores, -1)
         best = scores[:, inside].max(-1).values
         places = other.nonzero()[:, 0]
-        drawn = places[torch.randint(len(places), (DRAWN,), generator=self.generator)]
+        drawn = places[torch.randint(len(places), (DRAWN,), generator=generator)]
         skew, kurtosis = shape_of(others)
         self.found.setdefault(layer, []).append(
             {
@@ -230,19 +246,15 @@ def _needles(
             caveats.append(f"{length} tokens are too few for a needle task with this tokenizer ({error}).")
             lengths.remove(length)
             continue
-        margins = _Margins(generator=torch.Generator().manual_seed(options.seed))
-        with evaluating(subject.model), watch_attention(subject.place, margins.see):
-            for needle in needles_of(made, subject.tokenizer, vocabulary_of(subject.model)):
-                margins.needle = needle
-                subject.model(**called(subject.model, {"input_ids": needle.ids}))
+        needles = [*needles_of(made, subject.tokenizer, vocabulary_of(subject.model))]
+        margins = _Margins(needles=needles, seed=options.seed)
+        with watch_attention(subject.place, margins.see):  # one reading of the prompts: that in which they are answered
+            scores = ruler.run(subject.model, subject.tokenizer, {"single": made}, length=length, batch_size=len(made))
         by_length[length] = {
             layer: {name: torch.stack([one[name] for one in found]) for name in found[0]}
             for layer, found in margins.found.items()
         }
-        scores = ruler.run(subject.model, subject.tokenizer, {"single": made}, length=length, batch_size=len(made))[
-            "single"
-        ]
-        recalled[length] = _recall(scores, length, rows)
+        recalled[length] = _recall(scores["single"], length, rows)
     if not by_length or not any(by_length.values()):
         caveats.append("No head saw a needle: windows of attention are shorter than the prompts.")
         return "no head saw a needle"

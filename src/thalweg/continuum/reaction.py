@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,12 +16,14 @@ from thalweg.capture.watching import Event, watch
 from thalweg.capture.windows import Text
 from thalweg.continuum.base import Figure, Finding, Probe, ProbeOptions, Subject, UnitMeans, batches, register
 from thalweg.continuum.feed_forward import RISING, Maps, Variant, find_maps, jacobian_of, variant_of
-from thalweg.continuum.fields import uncached
+from thalweg.continuum.fields import widened
+from thalweg.continuum.passes import states_only
 from thalweg.errors import InputError
 from thalweg.geometry.eigenvalues import (
     GINIBRE_IMAGINARY,
     antisymmetric_null,
     antisymmetric_share,
+    eigenvalues,
     growth_rate,
     imaginary_share,
     negative_share,
@@ -91,7 +93,7 @@ class Reaction(Probe):
     def run(self, subject: Subject, text: Text | None, options: ReactionOptions) -> Finding:
         assert text is not None
         located, rows = subject.place, Measurements()
-        model, more = located.model, uncached(located.model)
+        model, more = located.model, states_only(located.model)
         first = next(text.batches(1))
         call = {name: x[:, : max(options.points + 1, 64)] for name, x in first.call.items()}
         with evaluating(model):
@@ -106,17 +108,19 @@ class Reaction(Probe):
         caveats = [
             (
                 f"Jacobians are those of {options.points} tokens of one window in each layer; amplification is that of "
-                f"{options.ablate_tokens} tokens at most, the first of every window left out"
+                f"{options.ablate_tokens} tokens at most, the first of every window left out."
             ),
-            "eigenvalues of one token's Jacobian are local: attention moves tokens between two of them",
-            "tied weights are not trained: an ablation says what these weights do, not what a symmetric model would learn",
+            "Eigenvalues of one token's Jacobian are local: attention moves tokens between two of them.",
+            "Tied weights are not trained: an ablation says what these weights do, not what a symmetric model would learn.",
         ]
         if gated:
-            caveats.append("gated: W = U^T alone (tied_down) is not symmetric; symmetric ties the gate too")
+            caveats.append("Gated: W = U^T alone (tied_down) is not symmetric; symmetric ties the gate too.")
         if not set(kinds) <= set(RISING):
-            caveats.append(f"{', '.join(kinds)} falls in places, so a symmetric Jacobian may have negative eigenvalues")
+            caveats.append(
+                f"{', '.join(kinds)} falls in places, so a symmetric Jacobian may have negative eigenvalues."
+            )
         if left:
-            caveats.append(f"{len(left)} feed-forward sublayers were left as they are ({left[0]})")
+            caveats.append(f"{len(left)} feed-forward sublayers were left as they are ({left[0]}).")
         share = _mean(rows, "reaction.imaginary_share", branch="model")
         words = [f"imaginary share {share:.2f} (random {GINIBRE_IMAGINARY:.2f})"]
         words += [] if excess is None else [excess]
@@ -159,7 +163,7 @@ def _spectra(
     chosen = {
         maps[round(i)].place.index for i in torch.linspace(0, len(maps) - 1, min(options.layers, len(maps))).tolist()
     }
-    nulls = {
+    nulls: dict[str, tuple[Any, float, str]] = {
         "imaginary_share": (imaginary_share, GINIBRE_IMAGINARY, "2/pi: independent normal entries"),
         "antisymmetric_share": (antisymmetric_share, antisymmetric_null(width), "independent entries"),
         "negative_share": (negative_share, 0.5, "1/2: independent normal entries"),
@@ -168,8 +172,11 @@ def _spectra(
 
     def add(branch: str, place: SitePlace, found: list[Tensor]) -> None:
         stack = torch.stack(found)
+        spectrum = eigenvalues(stack)  # most of the time of this probe: once for the two shares that need it
         for name, (function, null, kind) in nulls.items():
-            values = function(stack)
+            values = (
+                function(stack, values=spectrum) if name in ("imaginary_share", "negative_share") else function(stack)
+            )
             where = {"site": place.name, "layer": place.layer, "branch": branch, "n": len(values)}
             rows.add(f"reaction.{name}", values.mean().item(), null=null, null_kind=kind, **where)
 
@@ -190,8 +197,8 @@ def _spectra(
 
 def _norm_jacobian(located: Located, point: Point) -> Tensor:
     assert point.norm is not None
-    module = located.module(point.norm)
-    return jacobian_matrix(lambda v: module(v[None, None])[0, 0], point.state).double()
+    run = widened(located.module(point.norm))  # columns of a 16-bit Jacobian would be rounding
+    return jacobian_matrix(lambda v: run((v[None, None],), {})[0, 0], wide(point.state)).double()
 
 
 def _variants(maps: Maps) -> tuple[Variant, ...]:
@@ -271,7 +278,7 @@ def _growth(
         if ends[event.place.layer] == event.place.index:
             sizes[event.place.layer] = torch.linalg.vector_norm(wide(event.following), dim=-1)
 
-    full = {**called(located.model, call), **uncached(located.model)}
+    full = {**called(located.model, call), **states_only(located.model)}
     with watch(located, see):
         torch.func.functional_call(located.model, weights, (), full)
     keep = real[0].clone()

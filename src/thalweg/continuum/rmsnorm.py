@@ -1,21 +1,17 @@
 """The probe of RMSNorm: how steep it is at the origin, where the law of its source holds, and at the tokens that a model really reads."""
 
 import math
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from thalweg.capture.evaluating import evaluating
 from thalweg.capture.histogram import POSITIVE, SIGNED
 from thalweg.capture.layout import Located
-from thalweg.capture.proof import called
 from thalweg.capture.tables import Entry, Table, add_rows
-from thalweg.capture.watching import given
 from thalweg.capture.windows import Batch, Text
-from thalweg.continuum.base import Figure, Finding, Probe, ProbeOptions, Subject, batches, register
+from thalweg.continuum.base import Collector, Figure, Finding, Probe, ProbeOptions, Subject, register
 from thalweg.continuum.norms import RootMeanSquareNorm, norms_of
 from thalweg.geometry.catalog import Null
 from thalweg.geometry.normalisation import epsilon_slope, power_law, rms_inverse, rms_lipschitz, rms_map
@@ -32,6 +28,7 @@ CAVEATS = (
     "The slope of -1/2 with R^2 = 1 is an identity at the origin; it says nothing about activations, whose own slope stands beside it.",
     "The global constant is reached at x = 0 alone; the local one, a bound max |gain| (ms + eps)^(-1/2), is what a token meets.",
     "lipschitz_check says how much of that bound a power iteration of the module's own Jacobian reaches.",
+    "epsilon.stored and epsilon.lost_above say what a dtype leaves of epsilon if a norm sums in it; most norms of models sum in float32.",
     "A norm is one factor of a layer's Jacobian; neither number is the Lipschitz constant of the layer.",
 )
 
@@ -53,15 +50,11 @@ class RmsNorm(Probe):
         said = f"its norms ({', '.join(sorted(kinds))}) take the mean away or do nothing" if kinds else "it has no norm"
         return f"it has no RMSNorm: {said}; the law and its inverse are those of RMSNorm"
 
-    def run(self, subject: Subject, text: Text | None, options: ProbeOptions) -> Finding:
-        assert text is not None
-        found, rows = norms_of(subject.place), Measurements()
-        tables = {norm.name: _table(norm, text) for norm in found}
-        kept: dict[str, Tensor] = {}
-        with evaluating(subject.model), _watched(found, tables, kept) as reader:
-            for batch in batches(text, options, subject):
-                reader(batch)
-                subject.model(**called(subject.model, batch.call))
+    def collect(self, subject: Subject, text: Text, options: ProbeOptions) -> Collector:
+        return _Inputs(norms_of(subject.place), text)
+
+    def finish(self, collector: "_Inputs", subject: Subject, text: Text, options: ProbeOptions) -> Finding:
+        found, tables, kept, rows = list(collector.norms.values()), collector.tables, collector.kept, Measurements()
         used = [norm for norm in found if tables[norm.name].tokens]
         for norm in used:
             _rows_of(norm, tables[norm.name], kept[norm.name], rows)
@@ -99,32 +92,31 @@ FIGURES = (
 )
 
 
-def _table(norm: RootMeanSquareNorm, text: Text) -> Table:
-    return Table({"stretch": POSITIVE, "log_ratio": SIGNED, "felt": None}, text.units)
+class _Inputs(Collector):
+    """What every norm is given, as sums and histograms over tokens, and a few vectors of each."""
 
+    needs = frozenset({"inputs"})
 
-@contextmanager
-def _watched(norms: list[RootMeanSquareNorm], tables: dict[str, Table], kept: dict[str, Tensor]) -> Iterator[Any]:
-    """Hooks that see what every norm is given; gives what is told the batch before each pass."""
-    now: list[Batch] = []
+    def __init__(self, norms: list[RootMeanSquareNorm], text: Text):
+        self.norms = {norm.name: norm for norm in norms}
+        self.modules = tuple(self.norms)
+        columns = {"stretch": POSITIVE, "log_ratio": SIGNED, "felt": None}
+        self.tables = {name: Table(columns, text.units) for name in self.norms}
+        self.kept: dict[str, Tensor] = {}
+        self.batch: Batch | None = None
 
-    def see(norm: RootMeanSquareNorm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        x, batch = given(args, kwargs), now[0]
-        vectors, units = _real(x, batch)
+    def begin(self, batch: Batch) -> None:
+        self.batch = batch
+
+    def given(self, module: str, x: Tensor) -> None:
+        assert self.batch is not None
+        norm, (vectors, units) = self.norms[module], _real(x, self.batch)
         ms = vectors.double().square().mean(-1)
         total = ms + norm.epsilon
         ratio = (ms / norm.epsilon).clamp(min=1e-30).log10() if norm.epsilon else torch.full_like(ms, math.inf)
         columns = torch.stack([norm.largest_gain * total.rsqrt(), ratio, (ms < FELT * norm.epsilon).double()])
-        tables[norm.name].add(columns, units.to(vectors.device))
-        kept.setdefault(norm.name, vectors[:: max(1, len(vectors) // CHECKED)][:CHECKED].clone())
-
-    with ExitStack() as stack:
-        for norm in norms:
-            handle = norm.module.register_forward_pre_hook(
-                lambda _, args, kwargs, norm=norm: see(norm, args, kwargs), with_kwargs=True
-            )
-            stack.callback(handle.remove)
-        yield lambda batch: now.__setitem__(slice(None), [batch])
+        self.tables[module].add(columns, units.to(vectors.device))
+        self.kept.setdefault(module, vectors[:: max(1, len(vectors) // CHECKED)][:CHECKED].clone())
 
 
 def _real(x: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -232,6 +224,8 @@ def _law(norms: list[RootMeanSquareNorm], tables: dict[str, Table], rows: Measur
         rows.add("rmsnorm.stretch.origin", float(_at_origin(eps)), step=exponent, n=1)
         if squares:
             rows.add("rmsnorm.stretch.activations", (middle + eps) ** -0.5, step=exponent, n=len(squares))
+    for eps in sorted({norm.epsilon for norm in norms if norm.said is None} | {n.said for n in norms if n.said}):
+        _held(eps, middle, rows)
     for dtype in DTYPES:
         least = max(torch.finfo(torch.float32).tiny, torch.finfo(dtype).max ** -2)
         kind = "smallest normal number of the statistics, float32"
@@ -241,6 +235,28 @@ def _law(norms: list[RootMeanSquareNorm], tables: dict[str, Table], rows: Measur
         )
 
 
+def _held(eps: float, middle: float, rows: Measurements) -> None:
+    """What becomes of an epsilon in each dtype. middle: the mean square of the middle norm."""
+    for dtype in DTYPES:
+        stored, lost = held(eps, dtype)
+        where = {"site": f"epsilon {eps:g}", "dtype": str(dtype).removeprefix("torch."), "n": 1}
+        rows.add("rmsnorm.epsilon.stored", stored, null=eps, null_kind="epsilon as it is written", **where)
+        rows.add("rmsnorm.epsilon.lost_above", lost, null=middle, null_kind="mean square of the middle norm", **where)
+
+
+def held(eps: float, dtype: torch.dtype) -> tuple[float, float]:
+    """Epsilon as a dtype stores it, and the least power of two to which it adds nothing there (infinite for none in its range).
+
+    A mean square above that meets no epsilon where the sum is taken in that dtype; norms that take it in float32 have the limit of float32.
+    """
+    stored = torch.tensor(eps, dtype=torch.float64).to(dtype)
+    powers = torch.tensor(2.0, dtype=torch.float64).pow(torch.arange(-40, 128, dtype=torch.float64)).to(dtype)
+    powers = powers[torch.isfinite(powers) & (powers > 0)]
+    same = powers[powers + stored == powers].double()
+    return float(stored), float(same.min()) if len(same) else math.inf
+
+
+@cache
 def _at_origin(eps: float, width: int = 8) -> Tensor:
     """The stretch of RMSNorm at x = 0 by jvp along every axis: the largest column, J being a multiple of the identity there."""
     x = torch.zeros(width, dtype=torch.float64)

@@ -14,7 +14,8 @@ from thalweg.capture.limits import vocabulary_of
 from thalweg.capture.locating import locate
 from thalweg.capture.measure import check_ids, encoder_of, padding_of, prove_rows, window_length
 from thalweg.capture.windows import Text, cut
-from thalweg.continuum.base import ENOUGH, SKETCH, Finding, Probe, Subject, registry
+from thalweg.continuum.base import ENOUGH, SKETCH, Collector, Finding, Probe, Subject, batch_of, registry
+from thalweg.continuum.passes import read
 from thalweg.errors import InputError, ThalwegError, UnknownNameError, first_line
 from thalweg.records import Measurement, Measurements
 
@@ -81,25 +82,92 @@ def findings(
             listen("capture", found[-1])
     elif texts is not None:
         raise InputError("a trajectory of weights is probed without a text; leave it out")
+    shared = Shared(seen, text, made)
     for one in chosen:
         if listen is not None:
+            if shared.due(one):
+                listen(shared.words, None)
+                shared.make()
             listen(one, None)
-        found.append(run_one(one, seen, text, made[one]))
+        found.append(run_one(one, seen, text, made[one], shared))
         if listen is not None:
             listen(one, found[-1])
     return tuple(found)
 
 
-def run_one(name: str, subject: Subject, text: Text | None, options: Any) -> Finding:
-    """One probe. What it raises becomes ``failed``: a probe never takes another with it."""
+class Shared:
+    """The pass over the text that several probes share: those that leave :meth:`Probe.run` alone and read batches of one size.
+
+    It is made once, when the first of them is due. A probe whose collector cannot be made or raises is left to itself: it is run alone, and
+    says then what is wrong. So are all where the pass itself fails.
+    """
+
+    def __init__(self, subject: Subject, text: Text | None, options: Mapping[str, Any]):
+        self.subject, self.text, self.options, self.made = subject, text, options, False
+        self.seconds: dict[str, float] = {}
+        self.collectors: dict[str, Collector] = {}
+        sharing: dict[int, list[str]] = {}
+        for name, own in options.items():
+            if text is not None and registry[name].run is Probe.run and registry[name].kind == subject.kind:
+                sharing.setdefault(batch_of(text, own, subject)[0], []).append(name)
+        self.names = max(sharing.values(), key=len, default=[])
+        if len(self.names) < 2:
+            self.names = []
+
+    @property
+    def words(self) -> str:
+        return f"one pass over the text for {', '.join(self.names)}"
+
+    def due(self, name: str) -> bool:
+        """Whether the pass should be made before this probe."""
+        return name in self.names and not self.made
+
+    def make(self) -> None:
+        """Read the text."""
+        self.made = True
+        text, subject = self.text, self.subject
+        assert text is not None
+        for name in self.names:
+            probe, began = registry[name](), time.perf_counter()
+            try:
+                if not probe.applies(subject):
+                    self.collectors[name] = probe.collect(subject, text, self.options[name])
+            except Exception:  # it says so when it is run alone
+                continue
+            self.seconds[name] = time.perf_counter() - began
+        if len(self.collectors) < 2:
+            self.collectors.clear()
+            return
+        size, padding = batch_of(text, self.options[self.names[0]], subject)
+        try:
+            reading = read(subject.place, text, self.collectors, size, padding)
+        except Exception:
+            self.collectors.clear()
+            return
+        share = reading.rest / len(self.collectors)
+        self.seconds = {name: self.seconds[name] + reading.seconds[name] + share for name in self.collectors}
+        for name in reading.failed:
+            del self.collectors[name]
+
+
+def run_one(name: str, subject: Subject, text: Text | None, options: Any, shared: Shared | None = None) -> Finding:
+    """One probe. What it raises becomes ``failed``: a probe never takes another with it.
+
+    shared: a pass that has been made. ``seconds`` hold what the probe took of it, and an equal part of what the model took.
+    """
     entry = registry.entry(name)
     probe, began = entry.value(), time.perf_counter()
+    collector = None if shared is None else shared.collectors.pop(name, None)
+    before = 0.0 if collector is None or shared is None else shared.seconds[name]
     head: dict[str, Any] = {"probe": entry.name, "title": probe.title or entry.summary, "source": entry.source}
     try:
         why = _why_not(probe, subject, text)
         if why:
             return Finding(**head, not_applicable=why)
-        found = probe.run(subject, text if probe.text else None, options)
+        if collector is not None and text is not None:
+            found = probe.finish(collector, subject, text, options)
+        else:
+            found = probe.run(subject, text if probe.text else None, options)
     except ThalwegError as error:
         found = Finding(name, failed=str(error))
     except Exception as error:  # also a bug of a third party's probe leaves the others alone
@@ -107,7 +175,7 @@ def run_one(name: str, subject: Subject, text: Text | None, options: Any) -> Fin
     sketch = found.sketch or bool(probe.text and text is not None and text.tokens < ENOUGH)
     words = f"{SKETCH}: {text.tokens if text is not None else 0:,} of {ENOUGH:,} tokens" if sketch else ""
     rows = Measurements(_stamped(row, subject.name, words) for row in found.rows)
-    seconds = time.perf_counter() - began
+    seconds = before + time.perf_counter() - began
     return dataclasses.replace(found, **head, rows=rows, sketch=sketch, seconds=seconds)
 
 

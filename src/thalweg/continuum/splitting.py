@@ -12,8 +12,9 @@ from thalweg.capture.layout import Located
 from thalweg.capture.proof import called
 from thalweg.capture.states import Tokens
 from thalweg.capture.windows import NOT_SCORED, Batch, Text
-from thalweg.continuum.base import Figure, Finding, Probe, ProbeOptions, Subject, UnitMeans, batches, register
-from thalweg.continuum.fields import Layer, differentiable, logits_of, pairs, uncached, watch_layers, why_no_fields
+from thalweg.continuum.base import Collector, Figure, Finding, Probe, ProbeOptions, Subject, UnitMeans, register
+from thalweg.continuum.fields import Layer, differentiable, logits_of, pairs, watch_layers, why_no_fields
+from thalweg.continuum.passes import states_only
 from thalweg.geometry.bracket import order_swap, swap_cosine, swap_of
 from thalweg.ops.depth import through_layer
 from thalweg.records import Measurements
@@ -58,26 +59,31 @@ class Splitting(Probe):
     def applies(self, subject: Subject) -> str | None:
         return why_no_fields(subject.place)
 
-    def run(self, subject: Subject, text: Text | None, options: SplittingOptions) -> Finding:
-        assert text is not None
-        located, rows = subject.place, Measurements()
-        with evaluating(located.model):
-            refined = options.refine_tokens and _refine(located, text, options, rows)
-            found, layers = _torsion(subject, text, options, rows)
+    def collect(self, subject: Subject, text: Text, options: SplittingOptions) -> Collector:
+        refined = Measurements()
+        if options.refine_tokens:
+            with evaluating(subject.model):
+                _refine(subject.place, text, options, refined)
+        return _Torsion(subject, text, options, refined)
+
+    def finish(self, collector: "_Torsion", subject: Subject, text: Text, options: SplittingOptions) -> Finding:
+        located, rows = subject.place, collector.refined
+        found, layers = collector.rows(rows)
+        refined = min(options.refine_tokens, len(text.windows[0].ids))
         swapped = f"order swap follows the bracket in {found} of {layers} layers"
         caveats = [
-            "the first token of a window (a sink in most models) is left out",
-            "a step of 1 lies outside the radius of the expansion, so a cosine below 1 refutes nothing (see splitting.error by step)",
-            "fields are called one by one on captured states: the swap of one layer is not carried on to the next",
+            "The first token of a window (a sink in most models) is left out.",
+            "A step of 1 lies outside the radius of the expansion, so a cosine below 1 refutes nothing (see splitting.error by step).",
+            "Fields are called one by one on captured states: the swap of one layer is not carried on to the next.",
         ]
         left = located.depth - layers
         if left:
             caveats.append(
-                f"{left} of {located.depth} layers have other sublayers than one attention and one feed-forward"
+                f"{left} of {located.depth} layers have other sublayers than one attention and one feed-forward."
             )
         if refined:
             caveats.append(
-                f"finer steps and the error by step are from {refined} tokens of one window, without an interval"
+                f"Finer steps and the error by step are from {refined} tokens of one window, without an interval."
             )
         return Finding(
             "splitting",
@@ -89,55 +95,61 @@ class Splitting(Probe):
         )
 
 
-def _torsion(subject: Subject, text: Text, options: SplittingOptions, rows: Measurements) -> tuple[int, int]:
-    """Cosines and sizes by layer; layers in which the cosine stands above all nulls, and layers."""
-    located = subject.place
-    means = {pair[1].layer: UnitMeans(text.units, len(COLUMNS)) for pair in pairs(located)}
-    width = located.width
-    generator = torch.Generator().manual_seed(options.seed)
-    earlier: list[Tensor] = []
-    tokens: list[Tokens] = []
+class _Torsion(Collector):
+    """Cosines and sizes by layer, over the tokens of all batches. refined: the rows of finer steps, which were taken before."""
 
-    def see(layer: Layer) -> None:
+    needs = frozenset({"layers"})
+
+    def __init__(self, subject: Subject, text: Text, options: SplittingOptions, refined: Measurements):
+        self.located, self.refined, self.prove = subject.place, refined, not options.refine_tokens
+        self.means = {pair[1].layer: UnitMeans(text.units, len(COLUMNS)) for pair in pairs(self.located)}
+        self.generator = torch.Generator().manual_seed(options.seed)
+        self.earlier: Tensor | None = None
+        self.batch: Batch | None = None
+
+    def begin(self, batch: Batch) -> None:
+        self.batch, self.earlier = batch, None
+
+    def layer(self, layer: Layer) -> None:
+        assert self.batch is not None
         t, r = layer.updates or (None, None)
         with differentiable():
             swap = swap_of(layer.attention, layer.feed_forward, layer.before, t, r)
-        unit = tokens[0].to(swap.residual.device)
-        residual, bracket, both = (
-            unit.flat(x) for x in (swap.residual, swap.bracket, swap.first + (swap.second if r is None else r))
-        )
-        order = torch.randperm(len(residual), generator=generator).to(residual.device)
-        order = torch.where(order == torch.arange(len(order), device=order.device), order.roll(1), order)
+        real, device = layer.real.clone(), swap.residual.device
+        real[:, 0] = False
+        tokens = Tokens.of(real.to(device), self.batch.unit_of_row.to(device))
+        residual, bracket, both = (tokens.flat(x) for x in (swap.residual, swap.bracket, swap.first + swap.after))
+        order = torch.randperm(len(residual), generator=self.generator).to(device)
+        order = torch.where(order == torch.arange(len(order), device=device), order.roll(1), order)
         size = torch.linalg.vector_norm(residual, dim=-1) / torch.linalg.vector_norm(both, dim=-1).clamp(min=1e-30)
         columns = [swap_cosine(residual, bracket), swap_cosine(residual, bracket[order])]
-        columns += [swap_cosine(residual, earlier.pop()) if earlier else torch.zeros_like(size), size]
+        columns += [torch.zeros_like(size) if self.earlier is None else swap_cosine(residual, self.earlier), size]
         weight = torch.ones(len(size), len(COLUMNS))
-        if layer.index == min(means):
+        if layer.index == min(self.means):
             weight[:, 2] = 0
-        earlier[:] = [bracket]
-        means[layer.index].add(unit.unit, torch.stack([c.to(size) for c in columns], 1), weight)
+        self.earlier = bracket
+        self.means[layer.index].add(tokens.unit, torch.stack([c.to(size) for c in columns], 1), weight)
 
-    with watch_layers(located, see, prove=not options.refine_tokens):
-        for batch in batches(text, options, subject):
-            call = called(located.model, batch.call)
-            mask = call.get("attention_mask")
-            real = torch.ones_like(call["input_ids"]).bool() if mask is None else mask.bool()
-            real[:, 0] = False
-            tokens[:] = [Tokens.of(real, batch.unit_of_row.to(real.device))]
-            earlier.clear()
-            located.model(**call, **uncached(located.model))
-    random = {"null": width**-0.5, "null_kind": "1/sqrt(width): root mean square of a random direction"}
-    found = 0
-    for layer, mean in means.items():
-        where, own = {"site": f"layers.{layer}", "layer": layer}, Measurements()
-        other = float(mean.sums[:, 1].sum() / mean.weights[:, 1].sum())
-        nulls = {"null": other, "null_kind": "prediction of another token of the layer"}
-        mean.rows(own, COLUMNS, [{**where, **nulls}, {**where, **random}, {**where, **random}, where])
-        rows.extend(own)
-        found += stands_out({row.measure: row for row in own}, random["null"])
-    null = {"null": 0.025, "null_kind": "chance, where there is nothing to find"}
-    rows.add("splitting.found", found / len(means), n=len(means), **null)
-    return found, len(means)
+    def end(self, batch: Batch) -> None:
+        self.earlier = None
+
+    def rows(self, rows: Measurements) -> tuple[int, int]:
+        """Layers in which the cosine stands above all nulls, and layers."""
+        random = {
+            "null": self.located.width**-0.5,
+            "null_kind": "1/sqrt(width): root mean square of a random direction",
+        }
+        found = 0
+        for layer, mean in self.means.items():
+            where, own = {"site": f"layers.{layer}", "layer": layer}, Measurements()
+            other = float(mean.sums[:, 1].sum() / mean.weights[:, 1].sum())
+            nulls = {"null": other, "null_kind": "prediction of another token of the layer"}
+            mean.rows(own, COLUMNS, [{**where, **nulls}, {**where, **random}, {**where, **random}, where])
+            rows.extend(own)
+            found += stands_out({row.measure: row for row in own}, random["null"])
+        null = {"null": 0.025, "null_kind": "chance, where there is nothing to find"}
+        rows.add("splitting.found", found / len(self.means), n=len(self.means), **null)
+        return found, len(self.means)
 
 
 def stands_out(rows: dict[str, Any], random: float) -> bool:
@@ -163,18 +175,16 @@ def _refine(located: Located, text: Text, options: SplittingOptions, rows: Measu
             found = swap_of(layer.attention, layer.feed_forward, layer.before, *(layer.updates or ()))
             size = torch.linalg.vector_norm(found.bracket[:, 1:])
             errors.append([])
+            fields = layer.attention, layer.feed_forward
+            known = fields[0](layer.before), fields[1](layer.before)
             for cut in CUTS:
-                swap = (
-                    found.residual
-                    if cut == 1
-                    else order_swap(layer.attention, layer.feed_forward, layer.before, 1 / cut)
-                )
+                swap = found.residual if cut == 1 else order_swap(*fields, layer.before, 1 / cut, known=known)
                 off = torch.linalg.vector_norm((swap * cut**2 + found.bracket)[:, 1:])
                 errors[-1].append(float(off / size.clamp(min=1e-30)))
         layers.append(layer)
 
     with watch_layers(located, see, prove=True):
-        output = located.model(**called(located.model, batch.call), **uncached(located.model))
+        located.model(**called(located.model, batch.call), **states_only(located.model))
     table = torch.tensor(errors, dtype=torch.float64)
     kind = {"interval": "p10 to p90 over layers", "n": len(errors), "null": 0.0, "null_kind": "the step is small"}
     for i, cut in enumerate(CUTS):
@@ -183,11 +193,11 @@ def _refine(located: Located, text: Text, options: SplittingOptions, rows: Measu
     order = (table[:, -2] / table[:, -1]).log2().median().item()
     rows.add("splitting.error_order", order, n=len(errors), null=1.0, null_kind="O(h): a smooth field at small steps")
     if len(layers) == located.depth:
-        _compare(located, layers, output, batch, rows)
+        _compare(located, layers, batch, rows)
     return ids.shape[1]
 
 
-def _compare(located: Located, layers: list[Layer], output: Any, batch: Batch, rows: Measurements) -> None:
+def _compare(located: Located, layers: list[Layer], batch: Batch, rows: Measurements) -> None:
     def end(scheme: Any, steps: int) -> Tensor:
         x = layers[0].before
         for layer in layers:
@@ -198,11 +208,11 @@ def _compare(located: Located, layers: list[Layer], output: Any, batch: Batch, r
     limit = end(*LIMIT)
     scored = located.causal and located.head is not None
     logits = logits_of(located, model) if scored else None
+    own, apart = None, 0.0
     if logits is not None:
-        other = logits.roll(1, dims=1)
-        rows.add(
-            "refinement.kl", _kl(logits, other), branch="another token", unit="nats/token", n=batch.input_ids.numel()
-        )
+        own = logits.double().log_softmax(-1)
+        apart = _kl(own, logits.roll(1, dims=1))
+        rows.add("refinement.kl", apart, branch="another token", unit="nats/token", n=batch.input_ids.numel())
     for scheme, steps in (*REFINED, LIMIT):
         state = model if (scheme, steps) == REFINED[0] else limit if (scheme, steps) == LIMIT else end(scheme, steps)
         where = {"branch": scheme, "step": steps, "n": state.shape[1]}
@@ -214,11 +224,11 @@ def _compare(located: Located, layers: list[Layer], output: Any, batch: Batch, r
             null_kind=f"the flow, as {LIMIT[0]} in {LIMIT[1]} steps",
             **where,
         )
-        if logits is None:
+        if logits is None or own is None:
             continue
         got = logits_of(located, state)
-        null = {"null": _kl(logits, logits.roll(1, dims=1)), "null_kind": "predictions of the token before"}
-        rows.add("refinement.kl", _kl(logits, got), unit="nats/token", **null, **where)
+        null = {"null": apart, "null_kind": "predictions of the token before"}
+        rows.add("refinement.kl", _kl(own, got), unit="nats/token", **null, **where)
         agree = (got.argmax(-1) == logits.argmax(-1)).double().mean().item()
         rows.add("refinement.agreement", agree, null=1.0, null_kind="the model itself", **where)
         targets = batch.targets.to(got.device).flatten()[: got.shape[1]]
@@ -229,10 +239,10 @@ def _compare(located: Located, layers: list[Layer], output: Any, batch: Batch, r
             )
 
 
-def _kl(logits: Tensor, other: Tensor) -> float:
-    """Mean of KL(model || other) over tokens."""
-    p, q = logits.double().log_softmax(-1), other.double().log_softmax(-1)
-    return (p.exp() * (p - q)).sum(-1).mean().item()
+def _kl(own: Tensor, other: Tensor) -> float:
+    """Mean of KL(model || other) over tokens. own: log probabilities of the model, float64; other: logits."""
+    q = other.double().log_softmax(-1)
+    return torch.sub(own, q, out=q).mul_(own.exp()).sum(-1).mean().item()
 
 
 def _off(state: Tensor, wanted: Tensor) -> float:

@@ -19,19 +19,29 @@ Field = Callable[[Tensor], Tensor]
 class Swap(NamedTuple):
     """What one swap costs and predicts; all of the shape of the state.
 
-    residual: second after first, minus first after second. bracket: [first, second]. first, second: both fields at the state.
+    residual: second after first, minus first after second. bracket: [first, second]. first, second: both fields at the state. after: the
+    second at the state that the first leads to.
     """
 
     residual: Tensor
     bracket: Tensor
     first: Tensor
     second: Tensor
+    after: Tensor
 
 
-def order_swap(first: Field, second: Field, x: Float[Tensor, "..."], step: float = 1.0) -> Float[Tensor, "..."]:
+def order_swap(
+    first: Field,
+    second: Field,
+    x: Float[Tensor, "..."],
+    step: float = 1.0,
+    *,
+    known: tuple[Tensor, Tensor] | None = None,
+) -> Float[Tensor, "..."]:
     """R after T minus T after R, for steps x + h T(x) and x + h R(x): h (R(x + hT) - R(x)) - h (T(x + hR) - T(x)).
 
-    first, second: T and R. Shapes: that of x. Written without the state itself, so that it keeps its digits at a small step.
+    first, second: T and R; known: their values at x, where they have been computed. Shapes: that of x. Written without the state itself, so
+    that it keeps its digits at a small step.
     To lowest order -h^2 [T, R]. Raises: InputError for a state that is not finite or a step that is not positive.
     Source: Liang 2026 (arXiv 2607.17146), in words (its text was not readable); expansion derived by us, as in any text on
     Lie-Trotter splitting.
@@ -39,7 +49,7 @@ def order_swap(first: Field, second: Field, x: Float[Tensor, "..."], step: float
     if not step > 0:
         raise InputError(f"a step must be positive, got {step}")
     real(x, "the state")
-    t, r = first(x), second(x)
+    t, r = (first(x), second(x)) if known is None else known
     return step * ((second(x + step * t) - r) - (first(x + step * r) - t))
 
 
@@ -61,7 +71,7 @@ def swap_of(
     base, pushed_t = jvp(first, x, r)
     after = second(x + t) if after is None else after
     residual = (after - r) - (first(x + r) - base)
-    return Swap(residual, pushed_t - pushed_r, t, r)
+    return Swap(residual, pushed_t - pushed_r, t, r, after)
 
 
 @measure(

@@ -23,6 +23,11 @@ def _square(jacobian: Tensor) -> Tensor:
     return real(jacobian, "the Jacobian").double()
 
 
+def eigenvalues(jacobian: Float[Tensor, "*batch width width"]) -> Tensor:
+    """All eigenvalues, complex128, in no order. Shapes: [... width width] -> [... width]. Raises: ShapeError, InputError."""
+    return torch.linalg.eigvals(_square(jacobian))
+
+
 @measure(
     "reaction.imaginary_share",
     summary="sum of |imaginary part| over sum of |eigenvalue| of the feed-forward Jacobian: 0 where it does not rotate",
@@ -31,11 +36,16 @@ def _square(jacobian: Tensor) -> Tensor:
     range=(0.0, 1.0),
     null="2/pi: independent normal entries (circular law)",
 )
-def imaginary_share(jacobian: Float[Tensor, "*batch width width"]) -> Float[Tensor, "*batch"]:
-    """sum |Im lambda| / sum |lambda|; 0 for a zero matrix. Shapes: [... width width] -> [...]. Raises: ShapeError, InputError."""
-    values = torch.linalg.eigvals(_square(jacobian))
-    size = values.abs().sum(-1)
-    return values.imag.abs().sum(-1) / torch.where(size > 0, size, 1.0)
+def imaginary_share(
+    jacobian: Float[Tensor, "*batch width width"], values: Tensor | None = None
+) -> Float[Tensor, "*batch"]:
+    """sum |Im lambda| / sum |lambda|; 0 for a zero matrix. Shapes: [... width width] -> [...]. Raises: ShapeError, InputError.
+
+    values: the eigenvalues, where they are known.
+    """
+    spectrum: Tensor = eigenvalues(jacobian) if values is None else values
+    size = spectrum.abs().sum(-1)
+    return spectrum.imag.abs().sum(-1) / torch.where(size > 0, size, 1.0)
 
 
 @measure(
@@ -66,11 +76,16 @@ def antisymmetric_null(width: int) -> float:
     range=(0.0, 1.0),
     null="1/2: independent normal entries; 0: tied weights and an activation that rises",
 )
-def negative_share(jacobian: Float[Tensor, "*batch width width"], tolerance: float = 1e-9) -> Float[Tensor, "*batch"]:
-    """Share of eigenvalues with Re lambda < -tolerance max|lambda|. Shapes: [... width width] -> [...]. Raises: ShapeError, InputError."""
-    values = torch.linalg.eigvals(_square(jacobian))
-    floor = tolerance * values.abs().amax(-1, keepdim=True)
-    return (values.real < -floor).double().mean(-1)
+def negative_share(
+    jacobian: Float[Tensor, "*batch width width"], tolerance: float = 1e-9, values: Tensor | None = None
+) -> Float[Tensor, "*batch"]:
+    """Share of eigenvalues with Re lambda < -tolerance max|lambda|. Shapes: [... width width] -> [...]. Raises: ShapeError, InputError.
+
+    values: the eigenvalues, where they are known.
+    """
+    spectrum: Tensor = eigenvalues(jacobian) if values is None else values
+    floor = tolerance * spectrum.abs().amax(-1, keepdim=True)
+    return (spectrum.real < -floor).double().mean(-1)
 
 
 @measure(

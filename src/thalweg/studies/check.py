@@ -143,7 +143,9 @@ def underpowered(powers: Sequence[HypothesisPower], kind: str) -> tuple[list[str
     guessed = [p.hypothesis for p in powers if p.primary and p.sd_source.strip().lower().startswith("guess")]
     remarks = []
     if guessed and kind != "demo":
-        remarks.append(f"the spread of {', '.join(guessed)} is a guess, so its power is one too; a pilot on other units tells")
+        remarks.append(
+            f"the spread of {', '.join(guessed)} is a guess, so its power is one too; a pilot on other units tells"
+        )
     weak = [
         f"{p.hypothesis} has simulated power {p.result.power:.2f} at its expected effect {p.result.effect:g}"
         for p in powers

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.errors import InputError
-from thalweg.surgery.change import Change, ParameterMap
+from thalweg.surgery.change import Change, ParameterMap, is_sharded
 
 SQUARED = re.compile(r"sq|square")  # states in the square of the gradient
 NUMBERED = re.compile(r"\.\d+\.")
@@ -25,11 +25,17 @@ def carry_optimizer(optimizer: Any, change: Change) -> Any:
     entries is zero; the count of steps of a parameter goes on, and a parameter that is new as a whole begins at step 0. Where old
     entries were multiplied by a factor (norms of a wider model), their first moments are divided by it and their second by its square, as
     their gradients are.
-    Raises: InputError for an optimiser that moves none of the old parameters.
+    Raises: InputError for an optimiser that moves none of the old parameters, or parameters that are sharded over ranks (FSDP2).
     """
     members = list(getattr(optimizer, "members", {}).values()) or [optimizer]
     old_names = {id(p): name for name, p in change.old.items()}
-    held = {id(p) for member in members for group in member.param_groups for p in group["params"]}
+    moved = [p for member in members for group in member.param_groups for p in group["params"]]
+    if is_sharded([*moved, *change.new.values()]):
+        raise InputError(
+            "this optimiser or the new model is sharded (FSDP2), and state is carried whole; carry it before the model is sharded, or make a "
+            "new optimiser"
+        )
+    held = {id(p) for p in moved}
     if not held & set(old_names):
         raise InputError(
             "this optimiser moves no parameter of the model that was changed; carry it through every change, in order"

@@ -1,6 +1,6 @@
 """What a change of shape did to every parameter: which old entry each new one is, so that weights and optimiser state can follow."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -103,6 +103,22 @@ def decoder_of(model: Any) -> Transformer:
         )
         raise InputError(f"only a model of thalweg can be grown or pruned, got {type(model).__name__}; {remedy}")
     return inner
+
+
+def whole_decoder_of(model: Any) -> Transformer:
+    """The same of a model whose shape is to change. Raises: InputError for one that is sharded over ranks, too."""
+    inner = decoder_of(model)
+    if is_sharded(inner.parameters()):
+        raise InputError(
+            "this model is sharded (FSDP2), and a change of shape needs its weights whole; change it before it is sharded, or hold it whole "
+            "on every rank (DDP)"
+        )
+    return inner
+
+
+def is_sharded(parameters: Iterable[Tensor]) -> bool:
+    """Whether any of them is spread over ranks (a DTensor, told by its mesh: importing the class takes long)."""
+    return any(hasattr(parameter, "device_mesh") for parameter in parameters)
 
 
 def settings_of(config: Any) -> dict[str, Any]:

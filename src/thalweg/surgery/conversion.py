@@ -44,7 +44,8 @@ def convert(
     """A new model with the weights of ``model`` whose layers write to the stream by ``connection``; the given one is not changed.
 
     model: a decoder of transformers of a known family, or a decoder or encoder of ours with the additive connection; a folder, a name on a
-    hub, or a :class:`Source`. connection: the name of one, or of a recipe (``closed_delta``); None: that of the model, where it is ours whatever it is.
+    hub, or a :class:`Source`. connection: the name of one, or of a recipe (``closed_delta``); None: that of the model, where it
+    is ours whatever it is.
     options, more: options of the connection; norms come from the model. growth: heads, widths and layers that the result has more of
     (:class:`thalweg.surgery.Growth`), which change no number either. dtype: ``float32`` (logits equal to 1e-4) or ``float64`` (to 1e-9),
     of the new model and of the proof. tokenizer, text, tokens, length: what the two are compared on: by default the held-out novel of the

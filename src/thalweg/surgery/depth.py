@@ -13,7 +13,7 @@ from thalweg.connections import Stream, StreamSite
 from thalweg.errors import InputError
 from thalweg.models.config import EDITS, DecoderConfig
 from thalweg.models.sublayers import Prototypes, Sublayer
-from thalweg.surgery.change import NEW, Grown, ParameterMap, decoder_of, everything, rebuild
+from thalweg.surgery.change import NEW, Grown, ParameterMap, everything, rebuild, whole_decoder_of
 from thalweg.surgery.width import REPLAYED, replay_length
 
 KINDS = ("blocks", r"stream\.sites", r"stream\.compressors", r"stream\.scalars", r"stream\.alphas\.layer")
@@ -45,7 +45,7 @@ def grow_depth(
     Raises: InputError for places that are not there, a dictionary in place of the feed-forward sublayer (whose mixture cannot be zero)
     without an update norm, and a connection under which a layer more changes the function, unless ``allow_drift``.
     """
-    decoder = decoder_of(model)
+    decoder = whole_decoder_of(model)
     config: DecoderConfig = decoder.config
     order = places_of(at, config.depth)
     after = deeper(config, order, heads)

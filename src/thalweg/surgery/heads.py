@@ -12,7 +12,16 @@ from thalweg.errors import InputError, ShapeError
 from thalweg.models.config import DecoderConfig
 from thalweg.models.edits import UpdateEdit
 from thalweg.models.sublayers import Attention
-from thalweg.surgery.change import NEW, Grown, ParameterMap, attentions, blocks_of, decoder_of, rebuild
+from thalweg.surgery.change import (
+    NEW,
+    Grown,
+    ParameterMap,
+    attentions,
+    blocks_of,
+    decoder_of,
+    rebuild,
+    whole_decoder_of,
+)
 
 
 class BornHead(Protocol):
@@ -42,7 +51,7 @@ def grow_heads(
     Raises: InputError for a layer without heads, half a group, a model that norms all heads together (Sub-LN) or projects them together
     (edits with group ``all``); ShapeError for factors of another shape.
     """
-    decoder = decoder_of(model)
+    decoder = whole_decoder_of(model)
     config, places = decoder.config, attentions(decoder)
     group, added = config.head_group, {}
     for layer, given in check_layers(births, places).items():
@@ -75,7 +84,7 @@ def prune_heads(model: Any, heads: Mapping[int, Iterable[int]], *, in_place: boo
     Raises: InputError for heads that are not there, parts of a group, all heads of a layer, and models whose heads are normed or projected
     together.
     """
-    decoder = decoder_of(model)
+    decoder = whole_decoder_of(model)
     config, places = decoder.config, attentions(decoder)
     kept: dict[int, list[int]] = {}
     for layer, given in check_layers(heads, places).items():

@@ -100,7 +100,8 @@ def prune(
 
     model: what :func:`thalweg.surgery.convert` takes; one of ours keeps its connection, others become additive ones of ours. heads: layer ->
     query heads that go; or by and count: the ``count`` heads of the lowest score (:func:`thalweg.surgery.head_scores`). dtype, tokenizer,
-    text, tokens, length: as in ``convert``, and score ``loss`` of an encoder needs what it shall answer; the first half of the rows serves the scores, where there are some, and the rest the comparison.
+    text, tokens, length: as in ``convert``, and score ``loss`` of an encoder needs what it
+    shall answer; the first half of the rows serves the scores, where there are some, and the rest the comparison.
     Raises: InputError, UnknownNameError for heads that cannot go; CheckpointError, OfflineError for a model that cannot be loaded.
     """
     if dtype not in DTYPES:

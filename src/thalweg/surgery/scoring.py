@@ -14,7 +14,7 @@ from thalweg.geometry.directional import DirectionalOperator, energy_of
 from thalweg.models import Decoder
 from thalweg.models.sublayers import Attention
 from thalweg.models.transformer import Transformer
-from thalweg.surgery.change import attentions, decoder_of
+from thalweg.surgery.change import attentions, whole_decoder_of
 from thalweg.surgery.heads import mask_heads
 
 BATCH = 4  # rows of a pass
@@ -54,7 +54,7 @@ def head_scores(
     """
     if by not in SCORES:
         raise UnknownNameError("score", by, SCORES)
-    decoder = decoder_of(model)
+    decoder = whole_decoder_of(model)
     if not attentions(decoder):
         raise InputError(f"layers {', '.join(decoder.config.layers)} have no heads to score")
     training = decoder.training

@@ -79,7 +79,14 @@ def chosen(
     if tokens is None:
         what = objective_of(config)
         return sample(
-            tokenizer, config.vocab_size, config.max_length, text=text, length=length, window=window, rows=rows, what=what
+            tokenizer,
+            config.vocab_size,
+            config.max_length,
+            text=text,
+            length=length,
+            window=window,
+            rows=rows,
+            what=what,
         )
     if text is not None or length is not None:
         raise InputError("tokens are the whole sample: leave text and length out")
@@ -91,10 +98,10 @@ def labelled(config: DecoderConfig, task: Task, *, length: int | None = None, ro
 
     length: None for 256, or what the model takes. Raises: InputError where the model classifies something else, or not at all.
     """
-    if not isinstance(config, EncoderConfig) or task.objective != "classification" or not config.classifies:
-        raise InputError(
-            f"{task.name} is compared on by a model that classifies texts; this model or this data does not: leave the data out, or give a text"
-        )
+    if task.objective != "classification":
+        raise InputError(f"{task.name} has no classes; give data of a classification, as sentiment, or a text as text")
+    if not isinstance(config, EncoderConfig) or not config.classifies:
+        raise InputError(f"{task.name} is for models that classify, and this one does not; leave the data out")
     if (task.classes, task.vocab_size) != (config.classes, config.vocab_size):
         raise InputError(
             f"{task.name} has {task.classes} classes and {task.vocab_size} tokens, the model {config.classes} and {config.vocab_size}; "

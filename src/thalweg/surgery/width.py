@@ -20,7 +20,7 @@ from thalweg.models.config import DecoderConfig
 from thalweg.models.sublayers import FeedForward, MixtureOfExperts, Prototypes
 from thalweg.ops.norms import Norm
 from thalweg.ops.prototypes import LOG_TEMPERATURE
-from thalweg.surgery.change import NEW, Grown, ParameterMap, decoder_of, everything, rebuild
+from thalweg.surgery.change import NEW, Grown, ParameterMap, everything, rebuild, whole_decoder_of
 
 STREAM = "stream."  # where a model keeps its connection
 REPLAYED = 1e-10  # relative difference in float64 up to which two streams are the same
@@ -46,7 +46,7 @@ def grow_width(
     see the added coordinates (LayerNorm on updates or after them, LayerNorm with coefficients for each coordinate), prototypes with
     LayerNorm or at the end of their range of temperatures.
     """
-    decoder = decoder_of(model)
+    decoder = whole_decoder_of(model)
     config: DecoderConfig = decoder.config
     after = wider(decoder, width, ffn_width, expert_width)
     if after.width > config.width:

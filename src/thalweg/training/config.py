@@ -240,7 +240,10 @@ class TrainConfig:
         from thalweg.models.encoder_config import EncoderConfig
 
         asked = {"objective": task.objective, "classes": task.classes}
-        return self._model(EncoderConfig, task.vocab_size, longest, **asked)
+        found = self._model(EncoderConfig, task.vocab_size, longest, **asked)
+        if self.init_from is not None:
+            initial.check_task(self.init_from, task)
+        return found
 
     def _model(self, cls: type["DecoderConfig"], vocab_size: int, longest: int, **asked: Any) -> "DecoderConfig":
         values = {
@@ -276,10 +279,6 @@ class TrainConfig:
         found = config.build(cls, {**values, **self.model}, where="model")
         if self.init_from is None:
             return self._with_dictionaries(found)
-        if not cls.causal:
-            raise InputError(
-                f"init_from begins a run of a decoder, and {self.data} trains an encoder; leave init_from out"
-            )
         return self._with_dictionaries(initial.fitted(found, self.init_from, vocab_size))
 
     def _with_dictionaries(self, model: "DecoderConfig") -> "DecoderConfig":

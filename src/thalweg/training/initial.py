@@ -12,7 +12,9 @@ from thalweg.errors import InputError
 from thalweg.records.jsonl import read_object
 
 if TYPE_CHECKING:  # reading a configuration loads no torch
+    from thalweg.data import Task
     from thalweg.models.config import DecoderConfig
+    from thalweg.models.hf_config import ThalwegConfig
     from thalweg.models.transformer import Transformer
 
 # Fields of a decoder that a run may choose for itself: they change no weight that the model has.
@@ -38,7 +40,9 @@ def table_of(folder: str | Path) -> dict[str, Any]:
     for name in usual:
         value = getattr(model, name)
         value = value.plain() if isinstance(value, UpdateEdit) else to_plain(value)
-        if name in (*OWN, "vocab_size", "connection_options") or value is None:
+        if name in (*OWN, "vocab_size", "classes", "connection_options") or value is None:
+            continue
+        if name == "objective" and value == "classification":  # what such data is for without a word
             continue
         if name in flat:
             found[name] = value
@@ -52,19 +56,31 @@ def table_of(folder: str | Path) -> dict[str, Any]:
 
 
 def stored(folder: str | Path) -> "DecoderConfig":
-    """The configuration of the model in ``folder``. Raises: InputError, CheckpointError."""
-    from thalweg.models.hf_config import ThalwegConfig
+    """The configuration of the model in ``folder``, decoder or encoder. Raises: InputError, CheckpointError."""
+    return _in_shell(folder).to_plain_config()
 
-    return ThalwegConfig.from_pretrained(_folder(folder)).to_decoder()
+
+def _in_shell(folder: str | Path) -> "ThalwegConfig":
+    from thalweg.models.hf_config import ThalwegConfig, ThalwegEncoderConfig
+
+    path = _folder(folder)
+    encoder = _kind(path) == ThalwegEncoderConfig.model_type
+    return (ThalwegEncoderConfig if encoder else ThalwegConfig).from_pretrained(path)
 
 
 def fitted(config: "DecoderConfig", folder: str | Path, vocab_size: int) -> "DecoderConfig":
-    """``config`` with the vocabulary of the model in ``folder``, which may be larger than that of the data.
+    """``config`` with the vocabulary of the model in ``folder``. That of a decoder may be larger than the data's; the last tokens of an
+    encoder are its mask, or padding and start, so there it is the data's own.
 
     Raises: InputError for a model that ``config`` does not describe, or data with tokens that it does not know.
     """
     model = stored(folder)
-    if vocab_size > model.vocab_size:
+    if _learned(model) != _learned(config):
+        raise InputError(
+            f"the model in {folder} learned {_learned(model)}, and the data of this run {_learned(config)}; choose data that fits the model, "
+            "or leave init_from out"
+        )
+    if vocab_size > model.vocab_size or (not config.causal and vocab_size != model.vocab_size):
         raise InputError(
             f"the data has {vocab_size} tokens, the model in {folder} knows {model.vocab_size}; give its own tokenizer by tokenizer"
         )
@@ -80,15 +96,54 @@ def fitted(config: "DecoderConfig", folder: str | Path, vocab_size: int) -> "Dec
     return config
 
 
-def load(decoder: "Transformer", folder: str | Path) -> None:
-    """Give ``decoder`` the weights of the model in ``folder``. Raises: CheckpointError."""
+def _learned(config: "DecoderConfig") -> str:
+    """In words."""
+    from thalweg.models.encoder_config import EncoderConfig
+
+    if not isinstance(config, EncoderConfig):
+        return "the next token"
+    return f"{config.classes} classes" if config.classifies else "masked tokens"
+
+
+def check_task(folder: str | Path, task: "Task") -> None:
+    """Raises: InputError where the tokens or classes of ``task`` mean something else to the encoder in ``folder``."""
+    from thalweg.data.text.tokenizer import ByteTokenizer, read_tokenizer
+
+    settings, path = _in_shell(folder), _folder(folder)
+    wanted = task.portable_settings()
+    for name, what in (("id2label", "names of classes"), ("pad_token_id", "padding"), ("bos_token_id", "start")):
+        theirs, ours = getattr(settings, name, None), wanted.get(name)
+        unnamed = name == "id2label" and theirs == {i: f"LABEL_{i}" for i in range(len(theirs or ()))}
+        if ours is not None and theirs is not None and theirs != ours and not unnamed:
+            shown = [", ".join(map(str, side.values())) if isinstance(side, dict) else side for side in (theirs, ours)]
+            raise InputError(
+                f"the {what} of the model in {folder} and of the data differ: {shown[0]} and {shown[1]}; give the data and the tokenizer "
+                "that the model was trained with"
+            )
+    if not (path / TOKENIZER).exists() or task.tokenizer is None:
+        return
+    theirs = read_tokenizer(path).vocabulary()
+    if isinstance(task.tokenizer, ByteTokenizer) or not task.tokenizer.vocabulary().items() <= theirs.items():
+        raise InputError(
+            f"the tokenizer of this run ({task.tokenizer.name}) is not that of the model in {folder}; leave tokenizer out to take the model's"
+        )
+
+
+def load(model: "Transformer", folder: str | Path) -> None:
+    """Give ``model`` the weights of the one in ``folder``. Raises: CheckpointError."""
     import torch
 
+    from thalweg.capture.quiet import hushed
+    from thalweg.models.encoder_config import EncoderConfig
     from thalweg.models.hf import ThalwegForCausalLM
+    from thalweg.models.hf_encoder import shell_of
     from thalweg.models.retained import take_weights
 
-    model: Any = ThalwegForCausalLM.from_pretrained(_folder(folder), dtype=torch.float32)
-    take_weights(decoder, model.decoder)
+    config = model.config
+    kind: Any = shell_of(config) if isinstance(config, EncoderConfig) else ThalwegForCausalLM
+    with hushed():
+        stored = kind.from_pretrained(_folder(folder), dtype=torch.float32)
+    take_weights(model, stored.transformer)
 
 
 def hashes(folder: str | Path) -> dict[str, str]:
@@ -115,18 +170,18 @@ def _folder(folder: str | Path) -> Path:
         raise InputError(
             f"init_from names {folder}, which is no folder; give one that thalweg convert or save_pretrained wrote"
         )
-    try:
-        kind = json.loads((path / "config.json").read_bytes()).get("model_type")
-    except (OSError, ValueError, AttributeError):  # who reads the configuration says what is wrong with it
-        return path
-    if kind == ThalwegEncoderConfig.model_type:
-        raise InputError(
-            f"init_from names {folder}, an encoder of ours, and a run begins at a decoder or at random weights; leave init_from out, "
-            "or change the encoder in Python: thalweg.surgery.grow_heads, grow_width, grow_depth and prune_heads take it"
-        )
-    if isinstance(kind, str) and kind != ThalwegConfig.model_type:
+    kind = _kind(path)
+    if isinstance(kind, str) and kind not in (ThalwegConfig.model_type, ThalwegEncoderConfig.model_type):
         raise InputError(
             f"init_from names {folder}, a model of the type {kind!r}, and a run begins at one of ours; if it is a decoder of a family that "
             f"can be converted, do so first: thalweg convert {shlex.quote(str(folder))} --connection additive -o FOLDER"
         )
     return path
+
+
+def _kind(path: Path) -> Any:
+    """What ``config.json`` calls the model; None where it cannot be read: who reads the configuration says what is wrong with it."""
+    try:
+        return json.loads((path / "config.json").read_bytes()).get("model_type")
+    except (OSError, ValueError, AttributeError):
+        return None
