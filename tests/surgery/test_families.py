@@ -97,7 +97,7 @@ def test_an_unknown_family_is_named_with_those_there_are():
     )
     with pytest.raises(InputError, match=r"called 'bert'.*known: gemma3_text, gpt2, llama, mistral, qwen2, qwen3"):
         convert(theirs)
-    with pytest.raises(InputError, match="must be a decoder of transformers or of thalweg"):
+    with pytest.raises(InputError, match="must be a decoder of transformers, a model of thalweg"):
         convert(torch.nn.Linear(2, 2))
 
 
