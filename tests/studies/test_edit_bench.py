@@ -133,7 +133,7 @@ def test_masked_tokens_are_scored_once_each_as_a_loop_scores_them():
     row = made.edited(arm, PLAN.edits["attention-noop"], {"unedited": unedited})
     for document, text in enumerate(LONG):
         ids = tokenizer.encode(text.text)[:10]
-        rows = [r for r in made.masked if r.document == document]
+        rows = [r for r in made.masked.rows if r.document == document]
         assert sorted(p for r in rows for p in r.places) == list(range(10))
         assert {len(r.places) for r in rows} == {1, 2}
         for found, edited in ((unedited, False), (row, True)):

@@ -180,16 +180,14 @@ class ClassificationTask(Task):
         """
         if not isinstance(self.tokenizer, JsonTokenizer):
             return None
-        from tokenizers import Tokenizer as Library
         from tokenizers.processors import TemplateProcessing
-        from transformers import PreTrainedTokenizerFast
 
-        inner = Library.from_str(self.tokenizer.library_json())
-        inner.add_special_tokens([PAD, START])
-        if (inner.token_to_id(PAD), inner.token_to_id(START)) != (self.pad, self.start):
-            return None
-        inner.post_processor = TemplateProcessing(single=f"{START} $A", special_tokens=[(START, self.start)])
-        return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=PAD, bos_token=START)
+        found = self.tokenizer.portable(pad_token=(PAD, self.pad), bos_token=(START, self.start))
+        if found is not None:
+            found.backend_tokenizer.post_processor = TemplateProcessing(
+                single=f"{START} $A", special_tokens=[(START, self.start)]
+            )
+        return found
 
     def portable_settings(self) -> dict[str, Any]:
         names = dict(enumerate(self.class_names))

@@ -22,8 +22,8 @@ class MaskedTask(Task):
     """A text task with 15 % of the tokens of every sequence chosen; of those 80 % are shown as MASK, 10 % as a random token, 10 % as they are.
 
     Only the chosen tokens are scored, each at its own place. MASK follows the entries of the tokenizer, or is its last one where it was
-    handed on by such a task. What is chosen is a function of the
-    seed and the number of the sample (held out: of the number of the sequence), so arms with one seed fill in the same gaps.
+    handed on by such a task. What is chosen is a function of the seed and the number of the sample (held out: of the number of the
+    sequence), so arms with one seed fill in the same gaps.
     Source: Devlin et al. 2019 (arXiv 1810.04805), appendix A.1. Deviations: a window of text is one sequence, without [CLS] and [SEP], and
     any token of it may be chosen, also the end of a text; the random token is drawn from all entries of the tokenizer.
     """
@@ -52,14 +52,7 @@ class MaskedTask(Task):
     def portable_tokenizer(self) -> Any:
         if not isinstance(self.tokenizer, JsonTokenizer):
             return None
-        from tokenizers import Tokenizer as Library
-        from transformers import PreTrainedTokenizerFast
-
-        inner = Library.from_str(self.tokenizer.library_json())
-        inner.add_special_tokens([MASK])
-        if inner.token_to_id(MASK) != self.mask:
-            return None
-        return PreTrainedTokenizerFast(tokenizer_object=inner, mask_token=MASK)
+        return self.tokenizer.portable(mask_token=(MASK, self.mask))
 
     def nulls(self) -> dict[str, float]:
         """``uniform`` ln V and ``unigram_entropy`` of the validation split, in nats per token, as for the text itself."""

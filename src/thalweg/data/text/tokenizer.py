@@ -145,6 +145,18 @@ class JsonTokenizer(Tokenizer):
     def vocabulary(self) -> dict[str, int]:
         return self._tokenizer.get_vocab()
 
+    def portable(self, **specials: tuple[str, int]) -> Any:
+        """A fast tokenizer of transformers with special tokens beside: keyword -> name and number. None where a name gets another number."""
+        from tokenizers import Tokenizer as Library
+        from transformers import PreTrainedTokenizerFast
+
+        inner = Library.from_str(self._json)
+        inner.add_special_tokens([name for name, _ in specials.values()])
+        if any(inner.token_to_id(name) != number for name, number in specials.values()):
+            return None
+        named: dict[str, Any] = {keyword: name for keyword, (name, _) in specials.items()}
+        return PreTrainedTokenizerFast(tokenizer_object=inner, **named)
+
     def library_json(self) -> str:
         """The ``tokenizer.json`` of the tokenizers library."""
         return self._json

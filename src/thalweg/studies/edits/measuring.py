@@ -16,10 +16,12 @@ from torch.nn import functional as F
 
 from thalweg.capture import Located, locate, watch
 from thalweg.capture.evaluating import evaluating
+from thalweg.capture.limits import vocabulary_of
 from thalweg.editing import audit, edit
 from thalweg.errors import InputError, ProofError
+from thalweg.evaluation.documents import as_documents
 from thalweg.evaluation.embeddings import embed
-from thalweg.evaluation.masked import Masked, covering, masked_rows
+from thalweg.evaluation.masked import MaskedPlan, covering, masked_rows, of_plan
 from thalweg.evaluation.paired import DRIFT
 from thalweg.evaluation.perplexity import prefix_of
 from thalweg.evaluation.scoring import batches, by_token, device_of, logits_of, rows_of
@@ -49,7 +51,7 @@ class Bench:
     audit: int
     located: Located
     windows: list[Window] = field(default_factory=list)
-    masked: list[Masked] = field(default_factory=list)
+    masked: MaskedPlan | None = None
     embeddings: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -70,9 +72,14 @@ class Bench:
                 raise InputError(
                     "the loss at masked tokens is a measure of encoders; this subject is causal: say evaluation = 'likelihood'"
                 )
-            room, choose = sum(map(len, around(subject.tokenizer))), covering()
-            for i, ids in enumerate(subject.token_rows(reading)):
-                bench.masked += masked_rows(ids, subject.tokenizer, room + reading.tokens, choose, i)
+            length, choose = sum(map(len, around(subject.tokenizer))) + reading.tokens, covering()
+            rows = [
+                row
+                for i, ids in enumerate(subject.token_rows(reading))
+                for row in masked_rows(ids, subject.tokenizer, length, choose, i)
+            ]
+            read, vocabulary = as_documents(reading.documents), vocabulary_of(subject.model)
+            bench.masked = MaskedPlan(read, rows, "masked", "each token masked once", length, vocabulary)
         elif getattr(subject.model, "lm_head", None) is not None and is_causal(subject.model):
             raise InputError(
                 "embeddings are a measure of encoders; this subject is causal: say evaluation = 'likelihood'"
@@ -142,10 +149,11 @@ class Bench:
         return {"cosine": [[float(c)] for c in cosines], "order": [[r] for r in _orders(base, found)]}
 
     def _nats(self) -> list[list[float]]:
-        if self.masked:
-            return self._masked_nats()
         rows: list[list[float]] = []
         size = max(1, BATCH_TOKENS // self.reading.tokens)
+        if self.masked is not None:
+            found = of_plan(self.subject.model, self.masked, batch_size=size).columns["log_likelihood"]
+            return [[-value] for value in found.tolist()]
         with evaluating(self.subject.model):
             for batch in batches(self.windows, size):
                 ids = torch.tensor([w.inputs for w in batch], device=device_of(self.subject.model))
@@ -153,17 +161,6 @@ class Bench:
                     found, _ = by_token(logits, torch.tensor(window.targets, device=logits.device))
                     rows.append((-found.view(self.buckets, -1).sum(1)).tolist())
         return rows
-
-    def _masked_nats(self) -> list[list[float]]:
-        nats = [0.0] * len(self.reading.documents)
-        size = max(1, BATCH_TOKENS // self.reading.tokens)
-        with evaluating(self.subject.model):
-            for batch in batches(self.masked, size):
-                ids, mask = rows_of([row.inputs for row in batch], "right", device_of(self.subject.model))
-                for logits, row in zip(logits_of(self.subject.model, ids, mask), batch, strict=True):
-                    found, _ = by_token(logits[row.places], torch.tensor(row.targets, device=logits.device))
-                    nats[row.document] -= float(found.sum())
-        return [[value] for value in nats]
 
     def _audit(self, arm: EditArm) -> dict[str, list[float | None]]:
         """By layer: how strong the edit is where it is applied, and how far the state after the layer is from the unedited model's."""
@@ -205,8 +202,8 @@ class Bench:
         if self.windows:
             rows = [w.inputs[:AUDIT_TOKENS] for w in self.windows[: self.audit]]
             return {"input_ids": torch.tensor(rows, device=device)}
-        if self.masked:  # of each document the first of its rows
-            first = {row.document: row.inputs for row in reversed(self.masked) if row.document < self.audit}
+        if self.masked is not None:  # of each document the first of its rows
+            first = {row.document: row.inputs for row in reversed(self.masked.rows) if row.document < self.audit}
             ids, mask = rows_of([first[i][:AUDIT_TOKENS] for i in sorted(first)], "right", device)
             return {"input_ids": ids, "attention_mask": mask}
         before, after = around(self.subject.tokenizer)

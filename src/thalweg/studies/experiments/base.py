@@ -9,7 +9,7 @@ under an arm, with the reason in ``null_kind``, says that what was trained there
 """
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +74,13 @@ def register(
 def entries() -> Iterator[Entry[Experiment]]:
     """Every experiment with its summary and source."""
     return registry.entries()
+
+
+def check_train(who: str, train: Mapping[str, Any], keys: Iterable[str], said_by: str) -> None:
+    """Raises: InputError for a field of a training that experiment ``who`` sets itself. said_by: what says it instead, with its verb."""
+    for key in keys:
+        if key in train:
+            raise InputError(f"{who}: {key} does not belong into train; {said_by} it")
 
 
 def value_of(rows: Measurements, measure: str, arm: str, at: str, against: str) -> float:

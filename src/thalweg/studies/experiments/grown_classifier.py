@@ -7,7 +7,7 @@ from typing import Any
 
 from thalweg.errors import InputError
 from thalweg.records import Measurements
-from thalweg.studies.experiments.base import HAS_LEARNED, Progress, register
+from thalweg.studies.experiments.base import HAS_LEARNED, Progress, check_train, register
 
 THRESHOLDS = (0.05, 0.1, 0.2, 0.4)
 CHOSEN = 0.1  # of the arm ``grown``
@@ -52,11 +52,9 @@ def grown_classifier(options: GrownClassifierOptions, seed: int, progress: Progr
     from thalweg.training.baselines import bag_of_embeddings, majority
     from thalweg.training.config import from_table
 
-    for key in ("seed", "heads", "growth"):
-        if key in options.train:
-            raise InputError(
-                f"grown_classifier: {key} does not belong into train; seeds and options of the experiment say it"
-            )
+    check_train(
+        "grown_classifier", options.train, ("seed", "heads", "growth"), "seeds and options of the experiment say"
+    )
     if not options.search or min(options.search) < 1:
         raise InputError(f"search must name numbers of heads, at least 1, got {list(options.search)}")
     made = from_table({**options.train, "seed": seed})

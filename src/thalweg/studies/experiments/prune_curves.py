@@ -12,7 +12,7 @@ import torch
 
 from thalweg.errors import InputError
 from thalweg.records import Measurements
-from thalweg.studies.experiments.base import HAS_LEARNED, Progress, register
+from thalweg.studies.experiments.base import HAS_LEARNED, Progress, check_train, register
 
 MODELS, ORDERS = ("grown", "fixed"), ("energy", "loss", "random")
 ARMS = tuple(f"{model}_{order}" for model in MODELS for order in ORDERS)
@@ -63,11 +63,7 @@ def prune_curves(options: PruneCurvesOptions, seed: int, progress: Progress) -> 
     from thalweg.training import train
     from thalweg.training.config import from_table
 
-    for key in ("seed", "heads", "growth"):
-        if key in options.train:
-            raise InputError(
-                f"prune_curves: {key} does not belong into train; seeds and options of the experiment say it"
-            )
+    check_train("prune_curves", options.train, ("seed", "heads", "growth"), "seeds and options of the experiment say")
     model = {**options.train.get("model", {}), "head_size": options.head_width}
     made = from_table({**options.train, "model": model, "seed": seed, "heads": 1, "growth": options.growth})
     task = data.load(made.data, tokenizer=made.tokenizer, vocab_size=made.vocab_size)

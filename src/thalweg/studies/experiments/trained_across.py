@@ -10,7 +10,7 @@ from torch import nn
 
 from thalweg.errors import InputError
 from thalweg.records import Measurements
-from thalweg.studies.experiments.base import Progress, register
+from thalweg.studies.experiments.base import Progress, check_train, register
 from thalweg.studies.experiments.subjects import (
     CHARACTERS,
     OWN,
@@ -89,11 +89,7 @@ def trained_across(options: TrainedAcrossOptions, seed: int, progress: Progress)
     an edit or a compression of the model as it was trained (for its own edit that means on top of it).
     """
     rows, edits = Measurements(), options.edits
-    for key in ("seed", *edits):
-        if key in options.train:
-            raise InputError(
-                f"trained_across: {key} does not belong into train; the seeds and the options of the experiment say it"
-            )
+    check_train("trained_across", options.train, ("seed", *edits), "the seeds and the options of the experiment say")
     texts = texts_of(seed, max(2, -(-4 * options.tokens // (CHARACTERS // 2))))
     for arm in ARMS:
         train = {**options.train, **(edits if arm == "across" else {})}

@@ -8,7 +8,7 @@ from typing import Any
 
 from thalweg.errors import InputError
 from thalweg.records import Measurements
-from thalweg.studies.experiments.base import HAS_LEARNED, Progress, register
+from thalweg.studies.experiments.base import HAS_LEARNED, Progress, check_train, register
 from thalweg.studies.observe import why_unlearned
 
 ARMS = ("weights",)
@@ -51,9 +51,7 @@ def training_vortex(options: VortexClaimOptions, seed: int, progress: Progress) 
     from thalweg.training import train
     from thalweg.training.config import from_table
 
-    for key in ("seed", "trajectory"):
-        if key in options.train:
-            raise InputError(f"training_vortex: {key} does not belong into train; seeds and records say it")
+    check_train("training_vortex", options.train, ("seed", "trajectory"), "seeds and records say")
     made = from_table({**options.train, "seed": seed, "trajectory": options.records})
     with tempfile.TemporaryDirectory() as folder:
         train(made, Path(folder) / "run")
