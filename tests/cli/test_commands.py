@@ -258,7 +258,7 @@ def test_doctor(capsys):
 
 def test_interrupted_train_resumes(tmp_path):
     """Ctrl-C saves, says how to go on, exits 130; the resumed run equals one that was never interrupted."""
-    steps = ["--steps", "400", "--eval-every", "200", "--geometry", "false"]
+    steps = ["--steps", "120", "--eval-every", "60", "--geometry", "false"]
     argv = [
         sys.executable,
         "-m",

@@ -79,7 +79,7 @@ def test_rows_and_columns_added_to_the_logits_change_nothing():
     torch.testing.assert_close(birkhoff(shifted), birkhoff(z), atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 5])
+@pytest.mark.parametrize("n", [1, 2, 4])
 def test_derivatives_are_those_of_finite_differences(n):
     z = normal(2, n, n).requires_grad_()
     weights = normal(2, n, n, seed=1)

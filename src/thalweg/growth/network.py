@@ -93,7 +93,7 @@ class TransformerNetwork:
     def outputs(self) -> Tensor:
         """Logits in float64, of a copy: padded places, which nobody reads, are 0."""
         wide = copy.deepcopy(self.model).double()
-        with running(wide, torch.float64):
+        with running(torch.float64, wide):
             ids, more, real = self._share()
             logits = wide(ids, **more).logits.cpu()
             if logits.ndim == 3 and real is not None:

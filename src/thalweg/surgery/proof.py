@@ -126,7 +126,7 @@ def compare(theirs: nn.Module, ours: Transformer, sample: Sample, dtype: torch.d
     ids = sample.ids.to(device)
     length, causal = ids.shape[1], isinstance(ours, Decoder)
     cases, sums = [], torch.zeros(4, dtype=torch.float64, device=device)
-    with running(theirs, dtype), running(ours, dtype):
+    with running(dtype, theirs, ours):
         for i, (row, more, answers) in enumerate(examples(sample, causal, device)):
             before, after = logits_of(theirs, row, **more), logits_of(ours, row, **more)
             cases.append(Case(f"row {i}, {length} tokens", length, gap(before, after)))

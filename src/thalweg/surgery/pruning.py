@@ -152,7 +152,7 @@ def effect(
 ) -> tuple[float | None, float | None, float, float]:
     """Loss before and after, mean KL, largest difference of a logit, over the rows; both models in ``dtype``."""
     sums, largest, causal = torch.zeros(3, dtype=torch.float64), [], after.config.causal
-    with running(before, dtype), running(after, dtype):
+    with running(dtype, before, after):
         for row, more, answers in examples(sample, causal, next(after.parameters()).device):
             one, two = logits_of(before, row, **more), logits_of(after, row, **more)
             kl, *losses = scores_of(one, two, answers)

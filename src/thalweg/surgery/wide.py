@@ -26,15 +26,17 @@ def _wider(value: Any) -> Any:
 
 
 @contextmanager
-def running(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """The region in which ``model`` computes in ``dtype``: without gradients and dropout, and wide where that is float64."""
-    training = model.training
-    model.eval()
+def running(dtype: torch.dtype, *models: nn.Module) -> Iterator[None]:
+    """The region in which ``models`` compute in ``dtype``: without gradients and dropout, and wide where that is float64."""
+    training = [model.training for model in models]
+    for model in models:
+        model.eval()
     try:
         with torch.no_grad(), Float64() if dtype == torch.float64 else nullcontext():
             yield
     finally:
-        model.train(training)
+        for model, was in zip(models, training, strict=True):
+            model.train(was)
 
 
 def in_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
