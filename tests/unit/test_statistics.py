@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from thalweg.errors import InputError
-from thalweg.statistics import sign_flip
+from thalweg.statistics import sign_flip, spearman
 from thalweg.studies import power
 from thalweg.studies.statistics import levels, paired
 
@@ -99,3 +99,18 @@ def test_detectable_effect_has_power_of_four_fifths():
 def test_power_refuses(sd, pairs):
     with pytest.raises(InputError):
         power.simulate(effect=1, sd=sd, margin=0, pairs=pairs, alpha=0.05)
+
+
+def test_rank_correlation_is_that_of_scipy_to_the_bit():
+    rng = np.random.default_rng(0)
+    for n in (3, 8, 41):
+        for _ in range(20):
+            x, y = rng.integers(0, 5, n).astype(float), rng.normal(size=n)
+            if np.ptp(x):
+                assert spearman(x, y) == stats.spearmanr(x, y).statistic
+
+
+def test_rank_correlation_of_a_constant_is_what_the_caller_says():
+    assert np.isnan(spearman([1, 1, 1], [1, 2, 3])) and np.isnan(spearman([1], [2]))
+    assert spearman([1, 2, 3], [4, 4, 4], constant=0.0) == 0.0
+    assert np.isnan(spearman([1, float("nan"), 3], [1, 2, 3], constant=0.0))  # unknown, not constant

@@ -143,8 +143,7 @@ def opened(args, rows: int):
     task = None
     if RunFolder.is_run(args.model):
         found, task = open_run_and_task(args.model, args.which or "best")
-        tokenizer = task.portable_tokenizer() or task.tokenizer
-        source = Source(found.model, found.name, FAMILY, tokenizer, task.portable_settings())
+        source = Source(found.model, found.name, FAMILY, task.saved_tokenizer(), task.portable_settings())
         if task.objective != "classification" or args.text is not None:
             task = None
     else:

@@ -118,6 +118,10 @@ class Task(ABC):
         """A fast tokenizer of transformers with the special tokens of this task, to stand beside a model; None where there is none to make."""
         return None
 
+    def saved_tokenizer(self) -> Any:
+        """What is written beside a model of this task: the portable tokenizer, or the task's own where there is none to make."""
+        return self.portable_tokenizer() or self.tokenizer
+
     def portable_settings(self) -> dict[str, Any]:
         """What the configuration of a model in transformers holds of this task: names of classes, the start and the padding."""
         return {}

@@ -21,6 +21,7 @@ from thalweg.errors import InputError
 from thalweg.geometry.applied import applied_energy_ratio, applied_norm_ratio, retained_norm
 from thalweg.geometry.diagonal import effective_diagonal
 from thalweg.records import Measurements
+from thalweg.statistics import spearman
 
 STRENGTH = {
     "applied.norm_ratio": applied_norm_ratio,
@@ -166,7 +167,6 @@ def correlation(geometry: Mapping[int, float], loss_change: Mapping[int, float],
     if np.ptp(x) == 0 or np.ptp(y) == 0:
         raise InputError("a correlation over layers needs numbers that differ between layers")
     pearson: Any = stats.pearsonr(x, y)
-    spearman: Any = stats.spearmanr(x, y)
     between = pearson.confidence_interval(0.95)
     rows.add(
         "correlation.pearson",
@@ -176,5 +176,5 @@ def correlation(geometry: Mapping[int, float], loss_change: Mapping[int, float],
         interval="95% Fisher",
         **common,
     )
-    rows.add("correlation.spearman", float(spearman.statistic), **common)
+    rows.add("correlation.spearman", spearman(x, y), **common)
     return rows

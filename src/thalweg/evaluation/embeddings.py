@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,7 +19,7 @@ from thalweg.evaluation.scoring import batches, check_batch, device_of, rows_of
 from thalweg.evaluation.subjects import around, check_tokenizer, ids_of
 from thalweg.ops.precision import wide
 from thalweg.records import Measurements
-from thalweg.statistics import Interval
+from thalweg.statistics import Interval, spearman
 
 RESAMPLES = 999
 PAIRED = 5  # texts; of fewer, resamples hold too few different pairs to order
@@ -115,24 +114,14 @@ def embedding_similarity(
         (cosine,),
     )
     upper = np.triu_indices(n, 1)
-    rho = _spearman(mine[upper], theirs[upper])
+    rho = spearman(mine[upper], theirs[upper])
     rng = np.random.default_rng(seed)
     drawn = []
     for _ in range(resamples if n >= PAIRED else 0):
         chosen = rng.integers(n, size=n)
         a, b = chosen[upper[0]], chosen[upper[1]]
         different = a != b
-        drawn.append(_spearman(mine[a, b][different], theirs[a, b][different]))
+        drawn.append(spearman(mine[a, b][different], theirs[a, b][different]))
     drawn = [value for value in drawn if np.isfinite(value)]
     low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2]) if drawn else (np.nan, np.nan)
     return Similarity(scores, Interval(rho, float(low), float(high), level, "percentile", resamples, n))
-
-
-def _spearman(a: np.ndarray, b: np.ndarray) -> float:
-    """Rank correlation with average ranks for ties; NaN where one of them does not vary, or there are fewer than two."""
-    if a.size < 2:
-        return float("nan")
-    x, y = stats.rankdata(a), stats.rankdata(b)
-    x, y = x - x.mean(), y - y.mean()
-    size = np.sqrt((x @ x) * (y @ y))
-    return float(x @ y / size) if size > 0 else float("nan")

@@ -217,7 +217,7 @@ class Grower:
         shutil.rmtree(target, ignore_errors=True)  # of a run that was killed between this and its last word
         task = self.engine.task
         shell = in_shell(self.network.model, **task.portable_settings())
-        save_folder(shell, target, tokenizer=task.portable_tokenizer() or task.tokenizer)
+        save_folder(shell, target, tokenizer=task.saved_tokenizer())
 
     def state_dict(self) -> dict[str, Any]:
         return {

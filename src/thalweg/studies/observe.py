@@ -3,11 +3,10 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeGuard
-
-from scipy import stats
+from typing import TypeGuard
 
 from thalweg.errors import InputError
+from thalweg.statistics import spearman
 from thalweg.studies.plan import Hypothesis
 from thalweg.studies.store import RunRecord
 
@@ -86,10 +85,7 @@ def by_depth(profile: dict[int, float], at: str, who: str) -> float | None:
     if at.startswith("layer:"):
         return profile.get(_layer(at, who))
     if at == "trend":
-        if len(set(values)) == 1:
-            return 0.0
-        found: Any = stats.spearmanr(layers, values)  # its stub has no fields
-        return float(found.statistic)
+        return spearman(layers, values, constant=0.0)
     simple = {"last": values[-1], "final": values[-1], "first": values[0], "min": min(values), "max": max(values)}
     simple["mean"] = sum(values) / len(values)
     if at not in simple:

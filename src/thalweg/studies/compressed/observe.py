@@ -5,8 +5,8 @@ import zlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from scipy import stats
 
+from thalweg.statistics import spearman
 from thalweg.studies.compressed.plan import ERRORS, CompressionArm, CompressionHypothesis, CompressionPlan, alone
 from thalweg.studies.edits.observe import Found
 from thalweg.studies.edits.store import EditRow
@@ -81,19 +81,14 @@ def ranks(name: str, branch: str, measure: str, arms: Sequence[CompressionArm], 
     """For each document, Spearman's correlation over arms of a predictor with the fidelity that the document saw. Ties: mean ranks."""
     x = [predicted(name, branch, arm, found[arm.name]) for arm in arms]
     columns = np.array([fidelity(measure, found[arm.name]) for arm in arms], dtype=float)
-    return [_spearman(x, column) for column in columns.T]
+    return [_rank(x, column) for column in columns.T]
 
 
 def correlations(row: EditRow, branch: str, part: str) -> list[float]:
     """For each document, Spearman's correlation over layers but the first and the last of the total error with a part of it."""
     pairs = zip(row.columns[f"{branch}.total"], row.columns[f"{branch}.{part}"], strict=True)
-    return [_spearman(total[1:-1], other[1:-1]) for total, other in pairs]
+    return [_rank(total[1:-1], other[1:-1]) for total, other in pairs]
 
 
-def _spearman(x: Sequence[float], y: Sequence[float] | np.ndarray) -> float:
-    a, b = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
-    if len(a) < LEAST or np.isnan(a).any() or np.isnan(b).any():
-        return math.nan
-    if np.ptp(stats.rankdata(a)) == 0 or np.ptp(stats.rankdata(b)) == 0:
-        return 0.0  # a constant orders nothing
-    return float(stats.spearmanr(a, b).statistic)  # type: ignore[attr-defined]
+def _rank(x: Sequence[float], y: Sequence[float] | np.ndarray) -> float:
+    return math.nan if len(x) < LEAST else spearman(x, y, constant=0.0)  # a constant orders nothing

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy import stats
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -28,6 +27,7 @@ from thalweg.evaluation.scoring import batches, by_token, device_of, logits_of, 
 from thalweg.evaluation.subjects import around, check_causal, check_tokenizer, ids_of, is_causal
 from thalweg.evaluation.windows import Window
 from thalweg.ops.precision import wide
+from thalweg.statistics import spearman
 from thalweg.studies.edits.plan import EditArm
 from thalweg.studies.edits.store import EditRow, now
 from thalweg.studies.edits.subjects import OpenSubject
@@ -240,8 +240,7 @@ def _orders(before: Tensor, after: Tensor) -> list[float]:
     found = []
     for i in range(len(a)):
         others = np.arange(len(a)) != i
-        constant = len(others) < 3 or np.ptp(b[i, others]) == 0 or np.ptp(a[i, others]) == 0
-        found.append(0.0 if constant else float(stats.spearmanr(a[i, others], b[i, others]).statistic))  # type: ignore[attr-defined]
+        found.append(0.0 if len(others) < 3 else spearman(a[i, others], b[i, others], constant=0.0))
     return found
 
 

@@ -4,10 +4,10 @@ import math
 from dataclasses import dataclass
 
 import torch
-from scipy import stats
 
 from thalweg.growth import GrowthOptions
 from thalweg.records import Measurements
+from thalweg.statistics import spearman
 from thalweg.studies.experiments.base import Progress, register
 from thalweg.studies.experiments.growing import GrowingLayer, grown, planes, rotation, seeded, teacher, tokens
 
@@ -54,7 +54,7 @@ def complexity(options: ComplexityOptions, seed: int, progress: Progress) -> Mea
         for name, against in (("rank", o.ranks), ("dimension", dimensions)):
             rows.add(
                 f"complexity.{name}",
-                _spearman(births, against),
+                spearman(births, against, constant=0.0),  # a count that never changes orders nothing
                 arm=arm,
                 n=len(births),
                 null=0.0,
@@ -94,9 +94,3 @@ def _grow(o: ComplexityOptions, arm: str, rank: int, seed: int) -> tuple[int, fl
     matrix = network.inputs(0) if arm == "inputs" else query @ key.T
     squares = torch.linalg.svdvals(matrix - matrix.mean(0) if arm == "inputs" else matrix).square()
     return births, (squares.sum() ** 2 / squares.square().sum()).item()
-
-
-def _spearman(x, y) -> float:
-    if len(set(x)) < 2 or len(set(y)) < 2:
-        return 0.0  # a count that never changes orders nothing
-    return float(stats.spearmanr(x, y).statistic)  # type: ignore[attr-defined]  # its stub has no fields

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 import torch
-from scipy import stats
 from torch import Tensor
 
 from thalweg.geometry.directional import DirectionalOperator
 from thalweg.geometry.eigenpairs import top_eigenpairs
 from thalweg.growth import GrowthOptions
 from thalweg.records import Measurements
+from thalweg.statistics import spearman
 from thalweg.studies.experiments.base import Progress, register
 from thalweg.studies.experiments.growing import GrowingLayer, grown, planes, rotation, seeded, teacher, tokens
 
@@ -101,6 +101,4 @@ def _grown(network: GrowingLayer, o: OrderOptions, seed: int, progress: Progress
 
 
 def _order(values: list[float]) -> float:
-    if len(values) < LEAST or len(set(values)) < 2:
-        return float("nan")
-    return -float(stats.spearmanr(range(len(values)), values).statistic)  # type: ignore[attr-defined]  # its stub has no fields
+    return float("nan") if len(values) < LEAST else -spearman(range(len(values)), values)
