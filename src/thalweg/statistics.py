@@ -63,7 +63,7 @@ def spearman(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray, *
     ranked = np.column_stack([stats.rankdata(values) for values in pair])
     if pair.shape[1] < 2 or not np.ptp(ranked, axis=0).all():
         return float(constant)
-    return float(np.corrcoef(ranked, rowvar=False)[0, 1])
+    return float(np.corrcoef(ranked, rowvar=False)[1, 0])
 
 
 def bootstrap(
