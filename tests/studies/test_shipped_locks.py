@@ -29,6 +29,11 @@ def test_records_of_edits_are_found(plan):
     assert done == wanted
 
 
+def test_records_of_compressions_are_found():
+    done, wanted = studies.study(shipped_folder() / "compression-predicts.toml", "small").progress()
+    assert done == wanted
+
+
 @pytest.mark.parametrize("plan", ["continuum-claims", "growth-claims"])
 def test_records_of_experiments_are_found(plan):
     done, wanted = studies.study(shipped_folder() / f"{plan}.toml", "small").progress()
