@@ -196,6 +196,23 @@ def test_heads_as_text():
             parse_heads(text)
 
 
+@pytest.mark.parametrize("json_wanted", [False, True])
+def test_a_full_disk_does_not_lose_what_pruning_found(theirs, tmp_path, capsys, monkeypatch, json_wanted):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("thalweg.models.ThalwegForCausalLM.save_pretrained", full)
+    asked = ["--by", "weight", "--count", 2, "--length", 24, *["--json"] * json_wanted]
+    call("prune", theirs, *asked, "-o", tmp_path / "out", code=2)
+    printed = capsys.readouterr()
+    assert "No space left on device; nothing is left there" in printed.err.splitlines()[-1]
+    if json_wanted:
+        found = json.loads(printed.out)
+        assert found["scores"] and found["output"] is None
+    else:
+        assert "gone" in printed.out and "loss" in printed.out and f"in {tmp_path}" not in printed.out
+
+
 @pytest.fixture(params=["classification", "masked"])
 def encoder(request):
     more = {"classes": 2} if request.param == "classification" else {"objective": "masked"}

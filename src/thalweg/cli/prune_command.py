@@ -66,11 +66,24 @@ def run(args) -> ExitCode:
         length=None if rows is not None else args.length,
         progress=progress,
     )
-    save_pruned(made, folder, tokenizer=source.tokenizer)
-    record = made.record
+    record, failed = made.record, None
+    if not args.json:  # before the folder is written: a full disk does not lose it
+        show(record)
+    try:
+        save_pruned(made, folder, tokenizer=source.tokenizer)
+    except InputError as error:
+        failed = error
     if args.json:
-        emit({**record.plain(), "output": str(folder)})
-        return ExitCode.OK
+        emit({**record.plain(), "output": None if failed else str(folder)})
+    if failed is not None:
+        raise failed
+    if not args.json:
+        print(f"in {folder}")
+    return ExitCode.OK
+
+
+def show(record) -> None:
+    """The scores, the lowest first, and what pruning did."""
     if record.scores:
         gone = {(layer, head) for layer, heads in record.heads.items() for head in heads}
         rows = [
@@ -83,10 +96,7 @@ def run(args) -> ExitCode:
             for score in sorted(record.scores, key=lambda score: score.score)
         ]
         table(rows, {"layer": "layer", "heads": "heads", "score": record.by or "", "gone": ""})
-    for line in record.lines():
-        print(line)
-    print(f"in {folder}")
-    return ExitCode.OK
+    print(*record.lines(), sep="\n", flush=True)
 
 
 def check_choice(args, heads: dict[int, list[int]] | None) -> None:
