@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 from thalweg.capture.callback import ProbeCallback
-from thalweg.errors import InputError
+from thalweg.errors import InputError, ThalwegWarning
 from thalweg.records import Measurements
 
 
@@ -83,3 +83,15 @@ def test_with_activation_checkpointing_and_bfloat16(tmp_path, capsys):
 def test_before_training():
     with pytest.raises(InputError, match="nothing is measured yet"):
         ProbeCallback().save("rows.jsonl")
+
+
+def test_another_training_sets_the_rows_of_an_earlier_one_aside(tmp_path):
+    run(tmp_path, ProbeCallback(every=2))
+    first = (tmp_path / "probe.jsonl").read_bytes()
+    for kept in ("probe.1.jsonl", "probe.2.jsonl"):
+        with pytest.warns(ThalwegWarning, match=f"holds the rows of another training; they are now in {kept}"):
+            run(tmp_path, ProbeCallback(every=2))
+        assert (tmp_path / kept).exists()
+    assert (tmp_path / "probe.1.jsonl").read_bytes() == first
+    steps = [row.step for row in Measurements.load(tmp_path / "probe.jsonl").where(measure="capture_error")]
+    assert len(steps) == len(set(steps))

@@ -239,7 +239,7 @@ def test_what_cannot_be_measured_is_refused_in_a_line():
         thalweg.measure(model, TEXTS, measures=["update_angel.raw"], length=16)
     with pytest.raises(InputError, match="none has 2 tokens"):
         thalweg.measure(model, [[5]], length=16)
-    with pytest.raises(InputError, match=f"gives token 99, the model has {VOCAB}"):
+    with pytest.raises(InputError, match=f"token 99 is in the text, the model has {VOCAB} tokens"):
         thalweg.measure(model, [[5, 99, 4]], length=16)
     with pytest.raises(InputError, match="must be a string or a list of token ids, got float"):
         thalweg.measure(model, [1.5], length=16)
@@ -276,3 +276,8 @@ def test_rows_can_be_kept(tmp_path):
     rows.to_parquet(tmp_path / "rows.parquet")
     table = pandas.read_parquet(tmp_path / "rows.parquet")
     assert len(table) == len(rows) and table["value"].tolist() == [row.value for row in rows]
+
+
+def test_a_tokenizer_may_be_named_by_its_folder(tmp_path):
+    with pytest.raises(InputError, match=f"no tokenizer in {tmp_path}"):
+        thalweg.measure(tiny("llama"), ["Emma Woodhouse, handsome"], tokenizer=str(tmp_path))

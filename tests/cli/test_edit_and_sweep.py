@@ -219,7 +219,7 @@ def test_a_prompt_of_one_token_is_gone_on_from(llama, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["prompt"] == "T" and found["unedited"] and found["edited"]
     call("edit", llama, "--parallel", "0", "--generate", "", code=2)
-    assert "the prompt has 0 tokens, and at least 1 must be there" in capsys.readouterr().err
+    assert "the prompt holds no token; give text" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["edit", "sweep", "eval", "measure", "convert"])

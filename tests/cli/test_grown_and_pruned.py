@@ -252,3 +252,13 @@ def test_generate_takes_no_saved_model(theirs, encoder, tmp_path, capsys):
     assert "is the folder of a saved model, and generate takes that of a run" in error_of(capsys)
     call("generate", tmp_path, "--prompt", "a", code=2)
     assert "is no run folder: it has no run.json" in error_of(capsys)
+
+
+@pytest.mark.parametrize("asked", [["--heads", "0:0,1"], ["--by", "output", "--count", "2"]])
+def test_heads_of_a_model_with_weights_that_are_no_numbers_are_not_pruned(theirs, tmp_path, capsys, asked):
+    model = Qwen3ForCausalLM.from_pretrained(theirs)
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[0, 0] = float("nan")
+    model.save_pretrained(tmp_path / "nan")
+    call("prune", tmp_path / "nan", *asked, "-o", tmp_path / "out", code=2)
+    assert "model.layers.1.mlp.up_proj.weight holds 1 value" in error_of(capsys) and not (tmp_path / "out").exists()

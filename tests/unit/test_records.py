@@ -13,6 +13,7 @@ import torch
 
 from thalweg.errors import CheckpointError, InputError, MissingExtraError, UnknownNameError
 from thalweg.records import SCHEMA_VERSION, Measurement, Measurements, append_line, append_lines, atomic_write_text
+from thalweg.records.export import check_format
 from thalweg.records.measurements import FIELDS
 from thalweg.records.provenance import bitwise_differences, collect
 
@@ -275,3 +276,11 @@ def test_provenance_is_plain_and_knows_what_breaks_bitwise_resume():
         f"threads {now['threads']} -> -1",
         f"torch {torch.__version__} -> 1.0",
     ]
+
+
+@pytest.mark.parametrize(("package", "name"), [("pandas", "r.csv"), ("pandas", "r.parquet"), ("pyarrow", "r.parquet")])
+def test_an_ending_that_nothing_here_can_write_is_told_beforehand(monkeypatch, package, name):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtraError, match=rf"{package} \(for \.\w+; \.jsonl needs nothing\)"):
+        check_format(name)
+    assert check_format("r.jsonl").name == "r.jsonl"

@@ -1,5 +1,7 @@
 """The probe as a callback of the Hugging Face Trainer."""
 
+import itertools
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -7,7 +9,7 @@ from typing import Any
 from transformers.trainer_callback import TrainerCallback
 
 from thalweg.capture.probe import Probe
-from thalweg.errors import InputError
+from thalweg.errors import InputError, ThalwegWarning
 from thalweg.records import Measurements
 from thalweg.records.export import check_format, export
 
@@ -17,7 +19,8 @@ FILE = "probe.jsonl"
 class ProbeCallback(TrainerCallback):
     """``Trainer(..., callbacks=[ProbeCallback(every=100)])``: a :class:`~thalweg.capture.probe.Probe` on the trained model.
 
-    Rows are appended to ``path`` (``probe.jsonl`` in the output folder where None) as they come; every measured step is logged, with the
+    Rows are appended to ``path`` (``probe.jsonl`` in the output folder where None) as they come; a training that begins at step 0 sets an
+    earlier file aside as ``probe.1.jsonl`` and so on, with a warning, one that goes on appends to it. Every measured step is logged, with the
     means by kind of site as ``probe/MEASURE/KIND``. A reporter that comes before the callback (TensorBoard, W&B) sees them
     only after :meth:`attach`. ``step`` of a row: updates that the optimizer had made before the measured pass. Other arguments: of Probe.
     """
@@ -75,6 +78,8 @@ class ProbeCallback(TrainerCallback):
         self.stop()
         path = Path(args.output_dir or ".") / FILE if self.path is None else Path(self.path)
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not state.global_step:  # another training; one that goes on appends
+            _set_aside(path)
         self.probe = Probe(model, path=path, first_step=state.global_step, **self.options).start()
 
     def on_step_end(self, args, state, control, **more):
@@ -95,3 +100,12 @@ class ProbeCallback(TrainerCallback):
     def on_train_end(self, args, state, control, **more):
         """Take the hooks away."""
         self.stop()
+
+
+def _set_aside(path: Path) -> None:
+    """Give the rows of an earlier training the first free name."""
+    kept = next(p for n in itertools.count(1) if not (p := path.with_suffix(f".{n}{path.suffix}")).exists())
+    path.rename(kept)
+    warnings.warn(
+        f"{path} holds the rows of another training; they are now in {kept.name}", ThalwegWarning, stacklevel=2
+    )

@@ -284,13 +284,15 @@ def _kept(name: str, wanted: set[str]) -> bool:
 
 
 def _open(model: Any, tokenizer: Any, name: str) -> _Asked:
-    if isinstance(model, str | Path):
-        from thalweg.capture.opening import open_model
+    from thalweg.capture.opening import given_tokenizer, open_model
 
+    if isinstance(model, str | Path):
         opened = open_model(model, tokenizer=tokenizer)
         return _Asked(opened.model, opened.tokenizer, name or opened.name)
     config = getattr(model, "config", None)
-    return _Asked(model, tokenizer, name or getattr(config, "name_or_path", "") or type(model).__name__)
+    return _Asked(
+        model, given_tokenizer(tokenizer), name or getattr(config, "name_or_path", "") or type(model).__name__
+    )
 
 
 def encoder_of(tokenizer: Any) -> Callable[[str], Sequence[int]] | None:
@@ -312,7 +314,7 @@ def check_ids(text: Text, vocabulary: int) -> None:
     largest = max(max(window.ids) for window in text.windows)
     if vocabulary and largest >= vocabulary:
         raise InputError(
-            f"the tokenizer gives token {largest}, the model has {vocabulary}; give the tokenizer of this model"
+            f"token {largest} is in the text, the model has {vocabulary} tokens; give the tokenizer of this model, or ids below {vocabulary}"
         )
 
 

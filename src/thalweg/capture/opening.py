@@ -50,7 +50,7 @@ class Opened:
         """The tokenizer. Raises: InputError where there is none."""
         if self.tokenizer is None:
             raise InputError(
-                f"{self.name} has no tokenizer beside it, and text needs one; name a folder that has the right one"
+                f"{self.name} has no tokenizer beside it, and text needs one; put its files beside the weights, or in Python give tokenizer="
             )
         return self.tokenizer
 
@@ -108,7 +108,7 @@ def _from_gguf(path: Any, name: str, tokenizer: Any, trust: bool, check: Any, op
         check(config)
     model, info = gguf.read_model(path, config, _loader(kind, config), **options)
     unpacked = f"unpacked from GGUF ({gguf.packing(path) or 'packing not stated'})"
-    found = gguf.read_tokenizer(path) if tokenizer is None else _given(tokenizer, trust)
+    found = gguf.read_tokenizer(path) if tokenizer is None else given_tokenizer(tokenizer, trust)
     return Opened(model, found, name, kind, (unpacked, *_fit(info, name)))
 
 
@@ -140,12 +140,12 @@ def _from_safetensors(
         found, why = read_tokenizer(where, trust, **hub)
         notes += [why] if why else []
     else:
-        found = _given(tokenizer, trust)
+        found = given_tokenizer(tokenizer, trust)
     return Opened(model, found, name, kind, (*notes, *_fit(info, name)))
 
 
-def _given(tokenizer: Any, trust: bool) -> Any:
-    """A tokenizer that was given, or that of the place that was given."""
+def given_tokenizer(tokenizer: Any, trust: bool = False) -> Any:
+    """A tokenizer that was given, or that of the place that was given. Raises: InputError where there is none."""
     if not isinstance(tokenizer, str | Path):
         return tokenizer
     found, why = read_tokenizer(str(tokenizer), trust)

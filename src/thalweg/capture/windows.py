@@ -127,7 +127,7 @@ def cut(
     if short:
         notes.append(f"{short} of {given} documents have fewer than {LEAST_TOKENS} tokens and were left out")
     if documents + short < given:
-        notes.append(f"{documents} of {given} documents were read, {read:,} tokens as asked")
+        notes.append(f"{documents} of {given} documents were read, {read:,} tokens")
     windows = [Window(ids, targets, unit) for (_, ids, targets), unit in zip(found, unit_of, strict=True)]
     windows.sort(key=lambda w: -len(w.ids))
     return Text(tuple(windows), units, documents, length, read, tuple(notes), bos)

@@ -7,6 +7,9 @@ from thalweg.cli.console import emit, say, table
 from thalweg.cli.edit_spec import DOING
 from thalweg.errors import ExitCode, InputError
 
+ADDED = 40  # tokens that are added to a prompt
+AUDITED = 512  # tokens, at most, that an audit reads
+
 EXAMPLES = """examples:
   thalweg edit smollm2 --site value --parallel 0.5 --limit 8
   thalweg edit smollm2 --site block --layers last --parallel 0 --perpendicular 0     # what the last layer is worth
@@ -33,21 +36,47 @@ def configure(parser) -> None:
     what = parser.add_argument_group("what is done with it")
     what.add_argument("--audit", action="store_true", help="how strong the edit is in every layer, on one window")
     what.add_argument("--generate", metavar="PROMPT", help="go on from a prompt, edited and not, in place of scoring")
-    what.add_argument("--tokens", type=int, default=40, help="tokens to add to a prompt (40)")
+    what.add_argument("--tokens", type=int, metavar="N", help=f"tokens to add to a prompt ({ADDED})")
 
 
 def run(args) -> ExitCode:
-    if args.tokens < 1:
-        raise InputError(f"tokens must be at least 1, got {args.tokens}")
+    check_what(args)
     options = options_of(args)  # a slip is told before a model is loaded
     documents = edit_flags.documents_for(args) if args.generate is None else None
     opened = edit_flags.opened_of(args)
     edit_flags.placed(opened, options)
-    found = generated(args, opened, options) if documents is None else evaluated(args, opened, options, documents)
-    emit(found) if args.json else _print(found)
+    if documents is None:
+        found = generated(args, opened, options)
+        emit(found) if args.json else _print_texts(found)
+        return ExitCode.OK
+    found = evaluated(args, opened, options, documents)
+    if not args.json:
+        _print(found)
+    try:
+        if args.audit:
+            found["audit"] = audited(args, opened, options, documents[0].text)
+            if not args.json:
+                _print_audit(found["audit"])
+    finally:  # what was evaluated is told whatever becomes of the audit
+        if args.json:
+            emit(found)
     if overflow := edit_flags.overflow_line(found.get("differences", [])):
         raise InputError(overflow)
     return ExitCode.OK
+
+
+def check_what(args) -> None:
+    """Raises: InputError for flags that do not go together: a prompt is gone on from, a text is scored."""
+    if args.tokens is not None and args.tokens < 1:
+        raise InputError(f"tokens must be at least 1, got {args.tokens}")
+    if args.generate is None:
+        if args.tokens is not None:
+            raise InputError("--tokens is how many are added to a prompt; leave it out, or give --generate PROMPT")
+        return
+    flags = (("--text", args.text), ("--limit", args.limit), ("--window", args.window), ("--audit", args.audit or None))
+    given = [flag for flag, value in flags if value is not None]
+    if given:
+        raise InputError(f"--generate goes on from a prompt and scores no text; leave out {', '.join(given)}")
 
 
 def options_of(args):
@@ -75,7 +104,7 @@ def options_of(args):
 def evaluated(args, opened, options, documents) -> dict[str, Any]:
     """Score the model unedited, at the no-op and edited."""
     from thalweg.cli.eval_command import Steps, cost_line
-    from thalweg.editing import Point, audit, edit, sweep
+    from thalweg.editing import Point, edit, sweep
     from thalweg.evaluation.jobs import cost_of
 
     job = edit_flags.job_of(args, opened, documents)
@@ -99,7 +128,7 @@ def evaluated(args, opened, options, documents) -> dict[str, Any]:
             tell(line)
     done = sweep(opened.model, evaluate, [Point("edit", 0.0, options)], calibration=calibration, seed=args.seed)
     result = done.results[0]
-    found: dict[str, Any] = {
+    return {
         "model": opened.name,
         "notes": list(opened.notes),
         "proof": proof,
@@ -113,11 +142,15 @@ def evaluated(args, opened, options, documents) -> dict[str, Any]:
         "facts": result.scores.facts,
         "items": job.name,
     }
-    if args.audit:
-        batch = edit_flags.first_batch(opened, documents[0].text, 512)
-        rows = audit(opened.model, batch, options, calibration=calibration)
-        found["audit"] = [{k: v for k, v in row.to_row().items() if v not in (None, "")} for row in rows]
-    return found
+
+
+def audited(args, opened, options, text: str) -> list[dict[str, Any]]:
+    """How strong the edit is in every layer, on the beginning of a text: at most a window of it."""
+    from thalweg.editing import audit
+
+    batch = edit_flags.first_batch(opened, text, min(AUDITED, args.window or AUDITED))
+    rows = audit(opened.model, batch, options, calibration=_calibration(opened, options))
+    return [{k: v for k, v in row.to_row().items() if v not in (None, "")} for row in rows]
 
 
 def generated(args, opened, options) -> dict[str, Any]:
@@ -126,11 +159,18 @@ def generated(args, opened, options) -> dict[str, Any]:
 
     if opened.kind != "decoder":
         raise InputError(f"{opened.name} is an encoder, and does not go on from a prompt; leave --generate out")
-    batch = edit_flags.first_batch(opened, args.generate, 10**6, least=1, what="the prompt")
+    from thalweg.capture.limits import longest_of
+
+    batch = edit_flags.first_batch(opened, args.generate, None, least=1, what="the prompt")
+    tokens, given, most = args.tokens or ADDED, batch["input_ids"].shape[1], longest_of(opened.model)
+    if most is not None and given + tokens > most:
+        raise InputError(
+            f"{given} + {tokens} tokens are more than the {most} that this model takes; give fewer --tokens"
+        )
     calibration = _calibration(opened, options)
-    texts = {"unedited": _continued(opened, batch, args.tokens)}
+    texts = {"unedited": _continued(opened, batch, tokens)}
     with edit(opened.model, options, calibration=calibration) as facts:
-        texts["edited"] = _continued(opened, batch, args.tokens)
+        texts["edited"] = _continued(opened, batch, tokens)
     for line in facts.lines():
         say(line, quiet=args.quiet)
     return {"model": opened.name, **facts.plain(), "prompt": args.generate, **texts}
@@ -180,10 +220,6 @@ def _print(found: dict[str, Any]) -> None:
     from thalweg.reports.symlog import between
     from thalweg.reports.text import number
 
-    if "prompt" in found:
-        for name in ("unedited", "edited"):
-            print(f"{name}: {found['prompt']}{found[name]}")
-        return
     columns = ("metric", "no-op", "edited", "difference", "95 % interval", "sign-flip p", "n")
     rows: list[dict[str, Any]] = [
         dict(
@@ -211,10 +247,18 @@ def _print(found: dict[str, Any]) -> None:
         else f"no-op: {number(found['drift'])} of the log likelihood off the unedited model"
     )
     for line in filter(None, (edit_flags.order_line(found["facts"]), few, drift)):
-        print(line)
-    if "audit" in found:
-        shown = [row for row in found["audit"] if "head" not in row]
-        table(
-            [{**row, "value": number(row["value"])} for row in shown],
-            {"site": "site", "measure": "measure", "value": "mean over tokens", "n": "n"},
-        )
+        print(line, flush=True)
+
+
+def _print_audit(rows: list[dict[str, Any]]) -> None:
+    from thalweg.reports.text import number
+
+    table(
+        [{**row, "value": number(row["value"])} for row in rows if "head" not in row],
+        {"site": "site", "measure": "measure", "value": "mean over tokens", "n": "n"},
+    )
+
+
+def _print_texts(found: dict[str, Any]) -> None:
+    for name in ("unedited", "edited"):
+        print(f"{name}: {found['prompt']}{found[name]}")

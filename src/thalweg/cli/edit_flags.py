@@ -136,15 +136,22 @@ def job_of(args, opened, documents):
 
 
 def first_batch(
-    opened, text: str, tokens: int = PROOF_TOKENS, least: int = 2, what: str = "the text"
+    opened, text: str, tokens: int | None = PROOF_TOKENS, least: int = 2, what: str = "the text"
 ) -> dict[str, Any]:
-    """The beginning of a text as the arguments of the model. Raises: InputError for fewer than ``least`` tokens."""
+    """The beginning of a text as the arguments of the model: so many tokens at most, nor more than it takes; None: all of the text.
+
+    Raises: InputError for fewer than ``least`` tokens, or tokens that the model does not have.
+    """
     import torch
 
     from thalweg._words import counted
-    from thalweg.data.text.tokenizer import token_ids
+    from thalweg.capture.limits import longest_of, vocabulary_of
+    from thalweg.evaluation.subjects import ids_of
 
-    ids = token_ids(opened.require_tokenizer(), text[: 16 * tokens])[:tokens]
+    if tokens is not None:
+        tokens = min(tokens, longest_of(opened.model) or tokens)
+        text = text[: 16 * tokens]
+    ids = ids_of(opened.require_tokenizer(), text, vocabulary_of(opened.model), what)[:tokens]
     if len(ids) < least:
         raise InputError(f"{what} has {counted(len(ids), 'token')}, and at least {least} must be there; give more text")
     device = next(opened.model.parameters()).device

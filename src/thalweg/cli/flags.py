@@ -25,7 +25,7 @@ def with_short(args, names: Iterable[str]) -> dict[str, Any]:
 
 
 def check_rows(args) -> None:
-    """That ``--rows`` names a file that can be written. Raises: InputError."""
+    """That ``--rows`` names a file that can be written. Raises: InputError, MissingExtraError."""
     from thalweg.records.export import check_format
 
     if args.rows is not None:

@@ -58,5 +58,5 @@ def open_run_and_task(where: str | Path, which: str) -> "tuple[Opened, Task]":
     task = load_task(config)
     model, _ = load_model(where, which)
     kind = KINDS[task.objective]
-    notes = (f"{which} checkpoint of a run on {config.data}",)
-    return Opened(model, task.tokenizer, str(Path(where)), kind, notes), task
+    told = f"{which} checkpoint of a run on {config.data}, trained on {config.sequence_length} tokens at a time: longer windows are new to it"
+    return Opened(model, task.tokenizer, str(Path(where)), kind, (told,)), task

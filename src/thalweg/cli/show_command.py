@@ -113,7 +113,9 @@ def measure(name: str) -> dict:
     """What a measure means, its unit, range, direction, source and null."""
     from thalweg.geometry import catalog
 
-    return config.to_plain(catalog.entry(name))
+    found = config.to_plain(catalog.entry(name))
+    low, high = found["range"]
+    return {**found, "range": f"{'-inf' if low is None else low} to {'inf' if high is None else high}"}
 
 
 def task(spec: str, load: bool) -> dict:

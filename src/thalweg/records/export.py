@@ -1,5 +1,6 @@
 """Measurements in the formats of other programs."""
 
+import importlib.util
 import io
 from pathlib import Path
 
@@ -11,10 +12,13 @@ FORMATS = (".jsonl", ".parquet", ".csv")
 
 
 def check_format(path: str | Path) -> Path:
-    """The path. Raises: InputError for an ending that is not one of ``FORMATS``."""
+    """The path. Raises: InputError for an ending that is not one of ``FORMATS``, MissingExtraError for one that nothing here can write."""
     found = Path(path)
     if found.suffix.lower() not in FORMATS:
         raise InputError(f"{path} must end in {', '.join(FORMATS)}; that says how it is written")
+    for package, endings in (("pandas", (".csv", ".parquet")), ("pyarrow", (".parquet",))):
+        if found.suffix.lower() in endings and importlib.util.find_spec(package) is None:
+            raise MissingExtraError(f"{package} (for {found.suffix.lower()}; .jsonl needs nothing)", "data")
     return found
 
 
@@ -35,8 +39,5 @@ def export(rows: Measurements, path: str | Path) -> None:
     else:
         for name in ("layer", "head", "step", "n", "seed"):
             table[name] = table[name].astype("Int64")
-        try:
-            table.to_parquet(buffer, index=False)
-        except ImportError:
-            raise MissingExtraError("pyarrow (for parquet)", "data") from None
+        table.to_parquet(buffer, index=False)
     atomic_write_bytes(found, buffer.getvalue())

@@ -64,7 +64,7 @@ def read_bytes(path: Path) -> bytes:
         raise InputError(f"no such file: {path}") from None
     except IsADirectoryError:
         raise InputError(
-            f"{path} is a folder; text: needs one file (a folder of data files can be given as hf:{path})"
+            f"{path} is a folder; name one file (training takes a folder of data files as --data hf:{path})"
         ) from None
     except PermissionError:
         raise InputError(f"{path} cannot be read: permission denied") from None
