@@ -191,7 +191,7 @@ def test_a_finished_sweep_takes_more_scales_and_computes_none_twice(llama, text,
     printed = capsys.readouterr()
     second, after = json.loads(printed.out), record.read_text()
     assert "plan: 2 runs (unedited, 1 edit), about" in printed.err  # what is there is not planned again
-    assert f"going on with {record}: 2 points are there" in printed.err and "  4 of 4 points: " in printed.err
+    assert f"going on with {record}: 3 points are there" in printed.err and "  4 of 4 points: " in printed.err
     assert after.startswith(before) and len(after.splitlines()) == len(before.splitlines()) + 1
     kept = {point["scale"]: point for point in second["points"]}
     assert set(kept) == {-0.5, 0.0, 1.0, 1.5}
@@ -390,3 +390,74 @@ def test_the_snippets_of_a_page_run_from_its_first_line_on(page, monkeypatch, tm
     exec(compile("\n".join(snippets), f"docs/{page}.md", "exec"), names)
     assert opened == ["smollm2"]
     assert page != "editing" or (len(names["result"].results) == 4 and len(names["drops"].results) == 2)
+
+
+@pytest.mark.parametrize(
+    "full", [b'"measurements"', b"<!doctype"]
+)  # of the file that finds no room: the rows, the page
+def test_a_sweep_is_printed_though_the_disk_is_full(llama, text, full, tmp_path, capsys, monkeypatch):
+    from thalweg.records import files
+
+    real = files._write_all
+
+    def write(descriptor, data):
+        if full in bytes(data[:200]).lower():
+            raise OSError(28, "No space left on device")
+        return real(descriptor, data)
+
+    page, record, rows = (tmp_path / f"s{end}" for end in (".html", ".jsonl", ".rows.jsonl"))
+    words = ("sweep", llama, "--site", "mlp", "--parallel=0", "--perpendicular", "none", "--text", text, "-o", page)
+    monkeypatch.setattr(files, "_write_all", write)
+    call(*words, code=2)
+    printed = capsys.readouterr()
+    assert printed.out.startswith("site\tpart\tscale\t") and "mlp\tparallel\t0\t" in printed.out
+    assert str(page) not in printed.out and not page.exists()
+    said = printed.err.splitlines()[-1]
+    assert said.startswith("error: no space left to write ")
+    assert said.endswith(f"; the points are safe in {record}, the same command goes on")
+    call(*words, "--json", "--overwrite", code=2)
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    assert (found["report"], found["record"], len(found["points"])) == (None, str(record), 2)
+    assert found["rows"] == (str(rows) if rows.exists() else None)
+    assert printed.err.endswith("the same command without --overwrite goes on\n")
+    monkeypatch.undo()
+    call(*words)
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[-1] == str(page) and "2 points are there" in printed.err
+
+
+def test_an_interrupted_sweep_says_what_is_kept(llama, text, tmp_path, capsys, monkeypatch):
+    from thalweg.evaluation import jobs
+
+    page, record, passes, real = tmp_path / "s.html", tmp_path / "s.jsonl", [], jobs.of_plan
+    words = ("sweep", llama, "--site", "mlp", "--parallel=0,1.5", "--perpendicular", "none", "--text", text, "-o", page)
+
+    def of_plan(*given, **how):
+        passes.append(1)
+        if len(passes) in (1, 5):
+            raise KeyboardInterrupt
+        return real(*given, **how)
+
+    monkeypatch.setattr(jobs, "of_plan", of_plan)
+    call(*words, code=130)
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said == "error: interrupted; no point was finished; call it again"
+    call(*words, code=130)  # after the unedited model, the no-op and one edit
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said == f"error: interrupted; 2 of 3 points kept in {record}; the same command goes on"
+    call(*words)
+    assert f"going on with {record}: 2 points are there" in capsys.readouterr().err
+
+
+def test_a_sweep_over_few_documents_says_so_beside_its_intervals(llama, text, tmp_path, capsys):
+    clause, page = "an interval over so few has not the coverage it names", tmp_path / "s.html"
+    words = ("sweep", llama, "--site", "mlp", "--parallel=0", "--perpendicular", "none", "--text", text, "-o", page)
+    call(*words, "--quiet")
+    assert capsys.readouterr().out.splitlines()[-2:] == [f"4 documents: {clause}", str(page)]
+    assert clause in page.read_text()
+    rows = Measurements.load(tmp_path / "s.rows.jsonl").where(measure="difference.loss")
+    assert {row.interval for row in rows} == {f"95% BCa bootstrap, 9999 resamples of 4; {clause}"}
+    call("sweep", llama, *words[2:], "--limit", 1, "--quiet", "--overwrite")
+    out = capsys.readouterr().out
+    assert "one document: no interval" in out and clause not in out

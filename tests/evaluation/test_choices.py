@@ -117,7 +117,16 @@ def test_broken_files_are_one_line(tmp_path, line, says):
     [
         ("bert", {}, "is an encoder"),
         ("llama", {"shots": 4}, "other items"),
-        ("llama", {"items": [Item("word " * 90, ("a", "b"), 0)] * 2}, "the model takes"),
+        (
+            "llama",
+            {"items": [Item("word " * 90, ("a", "b"), 0)] * 2},
+            "the model takes 64; shorten the question, or leave it out of the file",
+        ),
+        (
+            "llama",
+            {"items": [Item("word " * 40, ("a", "b"), 0)] * 2, "shots": 1},
+            "the model takes 64; give fewer shots",
+        ),
     ],
 )
 def test_refuses(kind, call, says):

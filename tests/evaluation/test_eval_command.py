@@ -14,6 +14,7 @@ from thalweg.cli.eval_command import cost_line
 from thalweg.errors import InputError
 from thalweg.evaluation import perplexity
 from thalweg.evaluation.jobs import Cost
+from thalweg.evaluation.scores import few_words
 from thalweg.records import Measurements
 from thalweg.statistics import sign_flip
 
@@ -154,7 +155,7 @@ def test_the_runs_of_a_plan_add_up(noops, edits, says):
     [
         (1, "one document: no interval; give more documents"),
         (2, "2 documents: no interval (it needs 3), and p can be no smaller than 0.5; give more documents"),
-        (5, "5 documents: p can be no smaller than 0.0625"),
+        (5, "5 documents: p can be no smaller than 0.0625; an interval over so few has not the coverage it names"),
         (6, ""),
     ],
 )
@@ -163,6 +164,24 @@ def test_what_few_documents_cannot_say(n, says):
     smallest = sign_flip(np.ones(n))
     assert p_value(smallest, n) == ("–" if n == 1 else f"{smallest:g}")
     assert n == 1 or not says or says.partition("than ")[2].partition(";")[0] == f"{smallest:g}"
+
+
+def test_few_documents_have_intervals_that_cover_less_than_they_name(here, capsys, tmp_path):
+    clause = "an interval over so few has not the coverage it names"
+    assert [few_words(n) for n in (2, 3, 5, 6)] == ["", clause, clause, ""]
+    argv = ["eval", "decoder", "--text", "text.jsonl", "--quiet", "--limit"]
+    assert main([*argv, "3", "-o", str(tmp_path / "a")]) == 0
+    assert f"\ntext: 3 documents: {clause}\n" in capsys.readouterr().out
+    assert main([*argv, "6", "-o", str(tmp_path / "b")]) == 0
+    assert clause not in capsys.readouterr().out
+    argv += ["4", "--edit", "block:parallel=0.5", "-o", str(tmp_path / "c")]
+    assert main(argv) == 0
+    assert capsys.readouterr().out.count(f"text: 4 documents: p can be no smaller than 0.125; {clause}\n") == 1
+    assert main([*argv, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    rows = [*result["tasks"]["text"]["metrics"].values(), *result["edits"][0]["differences"]]
+    rows += [{"interval": row.interval} for row in Measurements.load(tmp_path / "c" / "measurements.jsonl")]
+    assert {row["interval"] for row in rows} == {f"95% BCa bootstrap, 9999 resamples of 4; {clause}"}
 
 
 def test_one_document_and_few_paragraphs_are_told(here, capsys, tmp_path):
@@ -196,10 +215,57 @@ def test_an_interrupt_keeps_the_rows(here, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(jobs, "of_plan", interrupted)
     argv = ["decoder", "--text", "text.jsonl", "--edit", "mlp:parallel=0", "-o", str(tmp_path / "o")]
     assert main(["eval", *argv, "--quiet"]) == 130
-    assert "what was finished is kept" in capsys.readouterr().err
+    place = tmp_path / "o"
+    assert capsys.readouterr().err == f"error: interrupted; 8 rows kept in {place}; the same command goes on\n"
     assert len((tmp_path / "o" / "items.jsonl").read_text().splitlines()) == 1 + 6 + 2
     kept = Measurements.load(tmp_path / "o" / "measurements.jsonl")
     assert {row.arm for row in kept} == {"unedited"}
+
+
+def test_an_interrupt_says_where_the_default_folder_is_and_what_keeps_nothing(here, capsys, tmp_path, monkeypatch):
+    from pathlib import Path
+
+    from thalweg.cli import eval_command
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    folder, argv = Path("evals") / "decoder-NOW", ["eval", str(here / "decoder"), "--text", str(here / "text.jsonl")]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(eval_command, "_default", lambda _: folder)
+    with monkeypatch.context() as patch:
+        patch.setattr("thalweg.cli.opening.open_any", stop)
+        assert main([*argv, "--quiet"]) == 130
+    assert capsys.readouterr().err == "error: interrupted; nothing was scored in this call; call it again\n"
+    assert not folder.exists()
+    monkeypatch.setattr("thalweg.evaluation.jobs.of_plan", stop)
+    assert main([*argv, "--quiet"]) == 130
+    said = f"0 rows kept in {folder}; the same command with -o {folder} goes on"
+    assert capsys.readouterr().err == f"error: interrupted; {said}\n"
+    monkeypatch.setattr("thalweg.training.evaluate_run", stop)
+    monkeypatch.setattr("thalweg.records.run.RunFolder.is_run", lambda _: True)
+    assert main(["eval", "run", "--split", "test"]) == 130
+    assert capsys.readouterr().err == "error: interrupted; nothing is kept\n"
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        ("value:parallel=0,layers=99", "layers are numbers from 0 to 1"),
+        ("mlp:parallel=0,skip-first=2", "skip_first"),
+        ("value:parallel=0,heads=4", "head"),
+    ],
+)
+def test_what_the_model_cannot_have_is_refused_before_anything_is_scored(
+    here, edit, says, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("thalweg.evaluation.jobs.of_plan", lambda *_, **__: pytest.fail("the text was scored"))
+    monkeypatch.chdir(tmp_path)
+    argv = ["eval", str(here / "decoder"), "--text", str(here / "text.jsonl"), "--edit", "mlp:parallel=0"]
+    assert main([*argv, "--edit", edit]) == 2
+    printed = capsys.readouterr()
+    assert says in printed.err.splitlines()[-1] and "plan:" not in printed.err
+    assert not (tmp_path / "evals").exists()
 
 
 @pytest.mark.parametrize(

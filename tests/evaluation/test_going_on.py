@@ -8,10 +8,11 @@ import pytest
 import torch
 from subjects_at_hand import TEXTS, causal_tokenizer, encoder_tokenizer, llama, model
 
+from thalweg._words import counted
 from thalweg.cli import main
 from thalweg.errors import InputError
 from thalweg.evaluation import lm_eval
-from thalweg.evaluation.keeping import Kept
+from thalweg.evaluation.keeping import Kept, reserved
 from thalweg.evaluation.scores import Scores, share
 from thalweg.records import Measurements, files
 
@@ -82,7 +83,8 @@ def test_an_interrupted_evaluation_goes_on(here, job, stopped, capsys, tmp_path,
         assert main([*argv, "-o", str(cut)]) == 130
     before = lines(cut)
     assert len(before) == 1 + stopped
-    assert capsys.readouterr().err.splitlines()[-1] == "error: interrupted; what was finished is kept"
+    said = f"{counted(stopped, 'row')} kept in {cut}; the same command goes on"
+    assert capsys.readouterr().err.splitlines()[-1] == f"error: interrupted; {said}"
     assert main([*argv, "-o", str(cut)]) == 0
     printed = capsys.readouterr()
     found = json.loads(printed.out)
@@ -206,9 +208,38 @@ def test_rows_wait_for_room(tmp_path, monkeypatch):
             on_row({"item": "b"})
             on_row({"item": "c"})
         assert kept.failed is not None and len(lines(kept.folder)) == 2
+        assert kept.left == f"1 row (2 more found no room) kept in {tmp_path / 'o'}"
         on_row({"item": "d"})
-        assert kept.failed is None
+        assert kept.failed is None and kept.left == f"4 rows kept in {tmp_path / 'o'}"
     assert [row["item"] for row in lines(kept.folder)[1:]] == ["a", "b", "c", "d"] and len(told) == 1
+
+
+def test_calls_of_one_second_share_no_folder(here, capsys, tmp_path, monkeypatch):
+    from pathlib import Path
+
+    from thalweg.cli import eval_command
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(eval_command, "_default", lambda _: Path("evals") / "decoder-NOW")
+    for text in ("text.jsonl", "more.jsonl", "more.jsonl"):
+        assert main(["eval", str(here / "decoder"), "--text", str(here / text), "--json"]) == 0
+    folders = [Path("evals") / f"decoder-NOW{end}" for end in ("", "-2", "-3")]
+    assert sorted(Path("evals").iterdir()) == folders
+    assert [len(lines(folder)) for folder in folders] == [1 + 6, 1 + 3, 1 + 3]
+    assert f"rows: {folders[1] / 'items.jsonl'}" in capsys.readouterr().err
+    argv = ["eval", str(here / "decoder"), "--text", str(here / "more.jsonl"), "-o", str(folders[2])]
+    assert main(argv) == 0  # a folder that is named is gone on with
+    assert "3 rows are there" in capsys.readouterr().err and len(list(Path("evals").iterdir())) == 3
+
+
+def test_a_default_folder_that_cannot_be_made_is_one_line(here, capsys, tmp_path, monkeypatch):
+    (tmp_path / "evals").write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    assert main(["eval", str(here / "decoder"), "--text", str(here / "text.jsonl")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "evals is a file; choose another place" in line
+    with pytest.raises(InputError, match="cannot be made: File exists; choose another place by -o"):
+        reserved(tmp_path / "evals" / "x")
 
 
 def test_a_model_of_ours_goes_on_too(here, capsys, tmp_path, monkeypatch):

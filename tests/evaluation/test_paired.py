@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from subjects_at_hand import TEXTS, causal_tokenizer, llama
 
+from thalweg.editing import grid, sweep
 from thalweg.errors import InputError, ProofError
 from thalweg.evaluation import Edit, differences, evaluate_edits, perplexity
 from thalweg.evaluation.paired import drift
@@ -111,3 +112,12 @@ def test_scores_know_their_columns_and_names():
     with pytest.raises(InputError, match="Did you mean 'loss'"):
         scores().value("los")
     assert scores().rows()[1] == {"item": "b", "log_likelihood": -50.0, "tokens": 20.0}
+
+
+@pytest.mark.parametrize(("given", "got"), [(3, r"int \(3\)"), ({"text": scores()}, "dict"), (None, "NoneType")])
+def test_a_sweep_says_what_evaluate_must_return(given, got):
+    points = grid(["value"], {"parallel": (0.0,)})
+    with pytest.raises(InputError, match=rf"evaluate\('unedited'\) must return the Scores of one task, got {got}"):
+        sweep(llama(), lambda role: given, points)
+    with pytest.raises(InputError, match=r"evaluate\('no-op'\) must return the Scores of one task"):
+        sweep(llama(), lambda role: scores() if role == "unedited" else given, points)

@@ -182,13 +182,15 @@ def proof_line(proof: dict[str, Any]) -> str:
 
 
 def few_line(n: int, noun: str = "document") -> str:
-    """What so few paired items cannot say, for people; empty for enough."""
+    """What so few paired items cannot say, of p and of their interval, for people; empty for enough."""
+    from thalweg.evaluation.scores import few_words
+
     if n == 1:
         return f"one {noun}: no interval; give more {noun}s"
     least = f"p can be no smaller than {2.0 ** (1 - n):g}"
     if n < 3:
         return f"{n} {noun}s: no interval (it needs 3), and {least}; give more {noun}s"
-    return f"{n} {noun}s: {least}" if n < 6 else ""
+    return f"{n} {noun}s: {least}; {few_words(n)}" if n < 6 else ""
 
 
 def overflow_line(differences: list[dict[str, Any]]) -> str:

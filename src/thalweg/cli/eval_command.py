@@ -68,28 +68,20 @@ def configure(parser) -> None:
 
 
 def run(args) -> ExitCode:
-    from thalweg.capture.proof import dtype_name
     from thalweg.cli.edit_flags import overflow_line
-    from thalweg.cli.opening import open_any
-    from thalweg.evaluation.keeping import Kept, place
-    from thalweg.evaluation.subjects import witness
+    from thalweg.config import check_writable
+    from thalweg.evaluation.keeping import place
 
     if args.split is not None:
         return _of_split(args)
     options = edits_of(args.edit)  # a slip is told before a model is loaded
     documents = _check(args, options)
-    folder = place(_default(args.model) if args.output is None else args.output)
-    opened = open_any(args.model, which=args.which, quiet=args.quiet, dtype=args.dtype, backend=args.backend)
-
-    def tell(text: str) -> None:
-        say(text, quiet=args.quiet)
-
-    for line in (opened.name, *opened.notes):
-        tell(line)
-    jobs = jobs_of(args, opened, documents)
-    about = {"model": opened.name, "dtype": dtype_name(opened.model), "subject": subject_of(args, opened, jobs)}
-    with Kept(folder, **about, witness=witness(opened.model), tell=tell) as kept:
-        found = evaluate(args, opened, jobs, options, kept, tell)
+    if args.output is None:
+        folder = _default(args.model)
+        check_writable(folder)
+    else:
+        folder = place(args.output)
+    kept, found = scored(args, options, documents, folder)
     if args.json:
         emit(found)
     else:
@@ -100,6 +92,38 @@ def run(args) -> ExitCode:
         if overflow := overflow_line(one["differences"]):
             say(f"warning: {one['edit']}: {overflow}", quiet=args.quiet)
     return ExitCode.OK
+
+
+def scored(args, options, documents, folder: Path) -> tuple[Any, dict[str, Any]]:
+    """What is kept, and the result as plain values. Raises: ThalwegError; KeyboardInterrupt that says what is kept."""
+    from thalweg.capture.proof import dtype_name
+    from thalweg.cli.edit_flags import placed
+    from thalweg.cli.opening import open_any
+    from thalweg.evaluation.keeping import Kept, reserved
+    from thalweg.evaluation.subjects import witness
+
+    def tell(text: str) -> None:
+        say(text, quiet=args.quiet)
+
+    left = "nothing was scored in this call; call it again"
+    try:
+        opened = open_any(args.model, which=args.which, quiet=args.quiet, dtype=args.dtype, backend=args.backend)
+        for line in (opened.name, *opened.notes):
+            tell(line)
+        for one in options.values():  # what this model cannot have is told before anything is scored
+            placed(opened, one)
+        jobs = jobs_of(args, opened, documents)
+        about = {"model": opened.name, "dtype": dtype_name(opened.model), "subject": subject_of(args, opened, jobs)}
+        number = witness(opened.model)
+        kept = Kept(reserved(folder) if args.output is None else folder, **about, witness=number, tell=tell)
+        try:
+            with kept:
+                return kept, evaluate(args, opened, jobs, options, kept, tell)
+        finally:
+            again = f" with -o {kept.folder}" if args.output is None else ""
+            left = f"{kept.left}; the same command{again} goes on"
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(left) from None
 
 
 def _of_split(args) -> ExitCode:
@@ -113,7 +137,10 @@ def _of_split(args) -> ExitCode:
         raise InputError(f"--split evaluates a run on its own task and nothing else; leave --{given} out")
     if not RunFolder.is_run(args.model):
         raise InputError(f"--split is for the folder of a run, and {args.model} is none; leave it out")
-    found = evaluate_run(args.model, args.split, which=args.which or "best")
+    try:
+        found = evaluate_run(args.model, args.split, which=args.which or "best")
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("nothing is kept") from None
     if args.json:
         emit(found)
         return ExitCode.OK
@@ -341,6 +368,8 @@ def _time(seconds: float) -> str:
 
 
 def _task(scores, args) -> dict[str, Any]:
+    from thalweg.evaluation.scores import interval_words
+
     metrics = {}
     for metric in scores.metrics:
         found = scores.interval(metric.name, method=args.interval, seed=args.seed)
@@ -349,7 +378,7 @@ def _task(scores, args) -> dict[str, Any]:
             "unit": metric.unit,
             "low": found.low,
             "high": found.high,
-            "interval": found.words,
+            "interval": interval_words(found),
             "null": metric.null,
             "null_kind": metric.null_kind,
         }
@@ -380,11 +409,29 @@ def _print(found: dict[str, Any]) -> None:
     table(rows, heads)
     if found["edits"]:
         _print_edits(found["edits"], number, between)
+    for line in few_lines(found):
+        print(line)
     print(found["folder"])
 
 
+def few_lines(found: dict[str, Any]) -> list[str]:
+    """By task, what so few items cannot say: of their p, where there are edits, and of their intervals."""
+    from thalweg._words import counted
+    from thalweg.cli.edit_flags import few_line
+    from thalweg.evaluation.scores import few_words
+
+    paired = dict.fromkeys((one["task"], row["n"]) for one in found["edits"] for row in one["differences"])
+    lines = []
+    for task, n in dict.fromkeys([*paired, *((name, one["n"]) for name, one in found["tasks"].items())]):
+        noun, words = ITEMS.get(task, "item"), few_words(n)
+        said = few_line(n, noun) if (task, n) in paired else words and f"{counted(n, noun)}: {words}"
+        if said:
+            lines.append(f"{task}: {said}")
+    return lines
+
+
 def _print_edits(edits, number, between) -> None:
-    from thalweg.cli.edit_flags import few_line, order_line, p_value
+    from thalweg.cli.edit_flags import order_line, p_value
 
     rows = [
         {
@@ -406,10 +453,3 @@ def _print_edits(edits, number, between) -> None:
     for one in edits:
         if line := order_line(one["facts"]):
             print(f"{one['edit']}: {line}")
-    few = (
-        f"{task}: {line}"
-        for task, n in dict.fromkeys((one["task"], row["n"]) for one in edits for row in one["differences"])
-        if (line := few_line(n, ITEMS.get(task, "item")))
-    )
-    for line in few:
-        print(line)

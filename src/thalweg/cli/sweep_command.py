@@ -1,5 +1,6 @@
 """``thalweg sweep``: every site by every scale, each beside its matched no-op, as one page."""
 
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -43,14 +44,50 @@ def run(args) -> ExitCode:
     if args.overwrite:
         record.unlink(missing_ok=True)
     documents = edit_flags.documents_for(args)
-    opened = edit_flags.opened_of(args)
-    found = swept(args, opened, points, documents, record)
-    rows = found.pop("rows")
-    rows.save(kept)
-    written(args, opened, documents, found, rows, page)
-    found |= {"report": str(page), "record": str(record), "rows": str(kept)}
-    emit(found) if args.json else _print(found)
+    again = f"the same command{' without --overwrite' if args.overwrite else ''} goes on"
+    try:
+        opened = edit_flags.opened_of(args)
+        found = swept(args, opened, points, documents, record)
+        rows = found.pop("rows")
+        if not args.json:
+            _print(found)  # before the page is written: a full disk does not lose it
+        found |= {"report": None, "record": str(record), "rows": None}
+        failed: InputError | None = None
+        try:
+            rows.save(kept)
+            found["rows"] = str(kept)
+            written(args, opened, documents, found, rows, page)
+            found["report"] = str(page)
+        except InputError as error:
+            failed = InputError(f"{error}; the points are safe in {record}, {again}")
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(left(points, record, again)) from None
+    if args.json:
+        emit(found)
+    if failed is not None:
+        raise failed
+    if not args.json:
+        print(page)
     return ExitCode.OK
+
+
+def left(points, record: Path, again: str) -> str:
+    """What a sweep that stops now leaves, for people."""
+    from thalweg.editing.sweeping import recorded
+
+    done = at_hand(points, recorded(record))
+    return (
+        f"{done} of {len(points)} points kept in {record}; {again}" if done else "no point was finished; call it again"
+    )
+
+
+def at_hand(points, there: set[str]) -> int:
+    """Of how many points the evaluation is there; of a point at scales 1 it is that of its no-op."""
+    return sum((_noop(p) if p.options.is_identity else p.name) in there for p in points)
+
+
+def _noop(point) -> str:
+    return f"no-op: {point.options.as_noop().describe()}"
 
 
 def scales_of(args) -> dict[str, tuple[float, ...]]:
@@ -88,11 +125,11 @@ def swept(args, opened, points, documents, record: Path) -> dict[str, Any]:
     tell(edit_flags.proof_line(proof))
     tell(job.plan)
     there = recorded(record)
-    noops = {f"no-op: {p.options.as_noop().describe()}" for p in points} - there
+    noops = {_noop(p) for p in points} - there
     edits = {p.name for p in points if not p.options.is_identity} - there
     tell(cost_line(cost_of(opened.model, [job], 1 + len(noops) + len(edits)), len(noops), len(edits)))
     if record.exists():
-        tell(f"going on with {record}: {counted(sum(p.name in there for p in points), 'point')} are there")
+        tell(f"going on with {record}: {counted(at_hand(points, there), 'point')} are there")
     start = time.perf_counter()
 
     def evaluate(role):
@@ -125,6 +162,7 @@ def swept(args, opened, points, documents, record: Path) -> dict[str, Any]:
         "unedited": done.unedited.values(),
         "units": {metric.name: metric.unit for metric in done.unedited.metrics},
         "n": len(done.unedited.items),
+        "items": job.name,
         "points": done.table(),
         "rows": done.measurements(model=opened.name),
     }
@@ -220,6 +258,9 @@ def _command(args) -> str:
 
 
 def _print(found: dict[str, Any]) -> None:
+    from thalweg._words import counted
+    from thalweg.cli.eval_command import ITEMS
+    from thalweg.evaluation.scores import few_words
     from thalweg.reports.sweep import DRAWN
     from thalweg.reports.symlog import between
     from thalweg.reports.text import number
@@ -241,6 +282,9 @@ def _print(found: dict[str, Any]) -> None:
         )
     heads = {"site": "site", "part": "part", "scale": "scale", "value": metric.replace("_", " ")}
     table(rows, {**heads, "change": "change", "between": "95 % interval"})
+    noun = ITEMS.get(found["items"], "item")
     if found["n"] == 1:
-        print(edit_flags.few_line(1))
-    print(found["report"])
+        print(edit_flags.few_line(1, noun))
+    elif few := few_words(found["n"]):
+        print(f"{counted(found['n'], noun)}: {few}")
+    sys.stdout.flush()

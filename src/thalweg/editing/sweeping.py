@@ -15,7 +15,7 @@ from thalweg.editing.editor import edit
 from thalweg.editing.options import EditOptions, site_of
 from thalweg.errors import InputError, UnknownNameError
 from thalweg.evaluation.paired import Difference, Role, check_drift, differences, drift
-from thalweg.evaluation.scores import Scores
+from thalweg.evaluation.scores import Scores, interval_words
 from thalweg.records import Measurements, jsonl
 from thalweg.records.files import append_line, atomic_write_text
 
@@ -118,7 +118,8 @@ class Sweep:
                 rows.add("noop_drift", r.drift, null=0.0, null_kind="no hooks", **where)
             where |= {"branch": r.point.component, "arm": f"{r.point.scale:g}"}
             for one in r.differences:
-                between = {"low": one.interval.low, "high": one.interval.high, "interval": one.interval.words}
+                words = interval_words(one.interval)
+                between = {"low": one.interval.low, "high": one.interval.high, "interval": words}
                 between = between if np.isfinite(one.interval.low) or np.isfinite(one.interval.high) else {}
                 rows.add(one.metric, one.edited, unit=one.unit, **where)
                 rows.add(
@@ -191,11 +192,11 @@ def sweep(
     unedited model still gives what it holds. subject: what the record says it is about. on_point(done, of, point, result): before each
     (result None) and after.
     intervals: options of :func:`thalweg.evaluation.differences`.
-    Raises: ProofError for a no-op that drifts; InputError for a record of another model, text or rule.
+    Raises: ProofError for a no-op that drifts; InputError for a record of another model, text or rule, and where ``evaluate`` gives no scores.
     """
     points = tuple(points)
     kept = _Record(record, dict(subject or {}))
-    unedited = kept.check(evaluate("unedited"))
+    unedited = kept.check(_scores(evaluate, "unedited"))
     baselines: dict[str, Scores] = {}
     results: list[Result] = []
 
@@ -204,7 +205,7 @@ def sweep(
             return found
         start = time.perf_counter()
         with enter:
-            scores = evaluate(role)
+            scores = _scores(evaluate, role)
         return kept.keep(name, scores, time.perf_counter() - start)
 
     for i, point in enumerate(points):
@@ -226,6 +227,18 @@ def sweep(
     asked = {"unedited", *(f"no-op: {p.options.as_noop().describe()}" for p in points), *(p.name for p in points)}
     unasked = tuple(name for name in kept.found if name not in asked and not name.startswith("no-op: "))
     return Sweep(unedited, tuple(results), dtype_name(model), dict(subject or {}), unasked)
+
+
+def _scores(evaluate: Evaluate, role: Role) -> Scores:
+    """Raises: InputError for anything but the scores of one task."""
+    found = evaluate(role)
+    if not isinstance(found, Scores):
+        got = f"{type(found).__name__} ({found!r:.40})"
+        raise InputError(
+            f"evaluate({role!r}) must return the Scores of one task, got {got}; return what thalweg.evaluation gives, as "
+            "perplexity(model, tokenizer, documents)"
+        )
+    return found
 
 
 def recorded(record: str | Path) -> set[str]:

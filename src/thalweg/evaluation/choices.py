@@ -103,8 +103,9 @@ def choices(
             if f"{name} {i}" not in known:
                 windows.append(Window([*context, *rest][:-1], rest))
             if longest is not None and len(context) + len(rest) - 1 > longest:
+                helps = "give fewer shots" if shots else "shorten the question, or leave it out of the file"
                 raise InputError(
-                    f"{name}, item {i} has {len(context) + len(rest)} tokens, the model takes {longest}; give fewer shots"
+                    f"{name}, item {i} has {len(context) + len(rest)} tokens, the model takes {longest}; {helps}"
                 )
     scored = score(model, windows, batch_size=batch_size, padding=padding)
     columns = {key: np.zeros(len(items)) for key in ("acc", "acc_norm", "acc_bytes", "chance", "items")}

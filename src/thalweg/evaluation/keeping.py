@@ -1,9 +1,11 @@
 """What an evaluation leaves on the disk: every row as it comes, and the measurements that reports read; it is gone on with from there."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from thalweg._words import counted
 from thalweg.config import check_new, check_writable, checked_path
 from thalweg.errors import InputError
 from thalweg.evaluation.paired import Outcome
@@ -50,6 +52,7 @@ class Kept:
         }
         self._tell = tell
         self._waiting: list[str] = []
+        self._there = 0  # rows in the file
         self._known: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
         if self.items.exists():
             self._read()
@@ -67,6 +70,12 @@ class Kept:
     def __exit__(self, *_: Any) -> None:
         self._write()
         self._save()
+
+    @property
+    def left(self) -> str:
+        """What an evaluation that stops now leaves, for people."""
+        lost = f" ({len(self._waiting):,} more found no room)" if self._waiting else ""
+        return f"{counted(self._there, 'row')}{lost} kept in {self.folder}"
 
     def known(self, arm: str, job: str) -> Mapping[str, Mapping[str, Any]]:
         """The rows of one job of one run that an earlier call left, by the names of their items."""
@@ -95,6 +104,7 @@ class Kept:
     def _write(self) -> None:
         def write() -> None:
             append_lines(self.items, self._waiting)
+            self._there += len(self._waiting)
             self._waiting.clear()
 
         if self._waiting:
@@ -137,6 +147,7 @@ class Kept:
                 f"{self.folder} was made with other weights or on another machine: on the same few tokens the model gave {seen}, now {mine}; "
                 "choose another folder"
             )
+        self._there = len(rows)
         for _, row in rows:
             self._known.setdefault((str(row.get("arm")), str(row.get("job"))), {})[str(row.get("item"))] = (
                 jsonl.numbers(row)
@@ -149,3 +160,21 @@ def place(folder: str | Path) -> Path:
         check_writable(path)
         return path
     return check_new(folder)
+
+
+def reserved(folder: Path) -> Path:
+    """``folder``, made; where it is there already the first free one of FOLDER-2, FOLDER-3, ..., so that no two calls share one.
+
+    Raises: InputError.
+    """
+    path, tried = folder, 1
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            with suppress(FileExistsError):
+                path.mkdir()
+                return path
+            tried += 1
+            path = folder.with_name(f"{folder.name}-{tried}")
+    except OSError as error:
+        raise InputError(f"{path} cannot be made: {error.strerror or error}; choose another place by -o") from None

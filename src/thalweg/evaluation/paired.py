@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from thalweg.errors import InputError, ProofError
-from thalweg.evaluation.scores import Scores
+from thalweg.evaluation.scores import Scores, interval_words
 from thalweg.records import Measurements
 from thalweg.statistics import RESAMPLES, Interval, bootstrap, sign_flip
 
@@ -49,7 +49,7 @@ class Difference:
             "difference": self.value,
             "low": self.interval.low,
             "high": self.interval.high,
-            "interval": self.interval.words,
+            "interval": interval_words(self.interval),
             "sign_flip_p": self.sign_flip,
             "n": self.interval.n,
             "better": self.better,
@@ -144,7 +144,7 @@ class Outcome:
         for one in self.differences:
             row: dict[str, Any] = {"unit": one.unit, "n": one.interval.n, "arm": self.edit, "split": one.task}
             if np.isfinite(one.interval.low):
-                row |= {"low": one.interval.low, "high": one.interval.high, "interval": one.interval.words}
+                row |= {"low": one.interval.low, "high": one.interval.high, "interval": interval_words(one.interval)}
             row |= {"null": 0.0, "null_kind": "the edit at scales 1"}
             rows.add(f"difference.{one.metric}", one.value, **(row | fields))
         return rows

@@ -8,7 +8,9 @@ import numpy as np
 
 from thalweg.errors import InputError, UnknownNameError
 from thalweg.records import Measurements
-from thalweg.statistics import Interval, bootstrap
+from thalweg.statistics import SMALLEST, Interval, bootstrap
+
+ENOUGH = 6  # items; of 3 to 5 normal ones a 95 % bootstrap interval (BCa or percentile) holds the mean in 74 to 86 % of draws
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Scores:
             found = self.interval(metric.name, **(options or {}))
             row: dict[str, Any] = {"unit": metric.unit, "n": len(self.items), "split": self.task}
             if np.isfinite(found.low):
-                row |= {"low": found.low, "high": found.high, "interval": found.words}
+                row |= {"low": found.low, "high": found.high, "interval": interval_words(found)}
             if metric.null is not None:
                 row |= {"null": metric.null, "null_kind": metric.null_kind}
             rows.add(metric.name, found.estimate, **(row | fields))
@@ -89,6 +91,16 @@ class Scores:
             {"item": item, **{name: float(column[i]) for name, column in self.columns.items()}}
             for i, item in enumerate(self.items)
         ]
+
+
+def few_words(n: int) -> str:
+    """What a bootstrap interval over so few items lacks, for people; empty for enough of them, and where there is no interval."""
+    return "an interval over so few has not the coverage it names" if SMALLEST <= n < ENOUGH else ""
+
+
+def interval_words(found: Interval) -> str:
+    """:attr:`Interval.words`, and :func:`few_words` where the items are few."""
+    return "; ".join(filter(None, (found.words, few_words(found.n))))
 
 
 def share(needs: tuple[str, str], name: str, unit: str = "", **null: Any) -> Metric:
