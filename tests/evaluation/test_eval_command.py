@@ -10,7 +10,7 @@ from subjects_at_hand import TEXTS, causal_tokenizer, encoder_tokenizer, llama, 
 from thalweg.cli import main
 from thalweg.cli.edit_flags import few_line, p_value
 from thalweg.cli.edit_spec import edit_of
-from thalweg.cli.eval_command import cost_line
+from thalweg.cli.eval_words import cost_line
 from thalweg.errors import InputError
 from thalweg.evaluation import perplexity
 from thalweg.evaluation.jobs import Cost

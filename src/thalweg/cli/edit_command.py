@@ -103,7 +103,7 @@ def options_of(args):
 
 def evaluated(args, opened, options, documents) -> dict[str, Any]:
     """Score the model unedited, at the no-op and edited."""
-    from thalweg.cli.eval_command import Steps, cost_line
+    from thalweg.cli.eval_words import Steps, cost_line
     from thalweg.editing import Point, edit, sweep
     from thalweg.evaluation.jobs import cost_of
 
@@ -216,7 +216,7 @@ def _calibration(opened, options) -> Any:
 
 
 def _print(found: dict[str, Any]) -> None:
-    from thalweg.cli.eval_command import ITEMS
+    from thalweg.cli.eval_words import ITEMS
     from thalweg.reports.symlog import between
     from thalweg.reports.text import number
 

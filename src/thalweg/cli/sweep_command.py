@@ -110,7 +110,7 @@ def scales_of(args) -> dict[str, tuple[float, ...]]:
 def swept(args, opened, points, documents, record: Path) -> dict[str, Any]:
     """Evaluate every point; plain values, and the rows."""
     from thalweg._words import counted
-    from thalweg.cli.eval_command import cost_line
+    from thalweg.cli.eval_words import cost_line
     from thalweg.editing import sweep
     from thalweg.editing.sweeping import recorded
     from thalweg.evaluation.jobs import cost_of
@@ -259,7 +259,7 @@ def _command(args) -> str:
 
 def _print(found: dict[str, Any]) -> None:
     from thalweg._words import counted
-    from thalweg.cli.eval_command import ITEMS
+    from thalweg.cli.eval_words import ITEMS
     from thalweg.evaluation.scores import few_words
     from thalweg.reports.sweep import DRAWN
     from thalweg.reports.symlog import between
