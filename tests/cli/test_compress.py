@@ -94,6 +94,44 @@ def test_a_text_with_fewer_windows_is_said(small, tmp_path, capsys):
     assert "windows of 64 tokens, 128 were asked for" in shown.err
 
 
+def test_the_window_is_no_longer_than_what_the_model_takes(small, tmp_path, capsys):
+    """In one line, and with a text that has no such window too: the model takes 64 tokens."""
+    argv = [
+        "compress",
+        small / "model",
+        "--method",
+        "wanda",
+        "--sparsity",
+        "0.5",
+        "-o",
+        tmp_path / "out",
+        "--samples",
+        "1",
+    ]
+    (tmp_path / "short.txt").write_text("A few words.", encoding="utf-8")
+    for text in (small / "text.txt", tmp_path / "short.txt"):
+        shown = said(capsys, [*argv, "--text", text, "--length", "65", "--quiet"], code=2)
+        assert shown.err == "error: the window must have at most 64 tokens (what this model takes), got 65\n"
+    shown = said(capsys, [*argv, "--text", small / "text.txt", "--length", "0", "--quiet"], code=2)
+    assert shown.err == "error: length must be a whole number from 2 on, got 0\n"
+    assert not (tmp_path / "out").exists()
+    record = json.loads(said(capsys, [*argv, "--text", small / "text.txt", "--json"]).out)
+    assert record["calibration"]["longest"] == 64
+
+
+def test_weights_that_are_not_finite_are_named_with_their_folder(small, tmp_path, capsys):
+    model = LlamaForCausalLM.from_pretrained(small / "model")
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[0, :2] = torch.nan
+    model.save_pretrained(tmp_path / "bad")
+    argv = ["compress", tmp_path / "bad", "--method", "rtn", "--group", "8", "-o", tmp_path / "out", "--quiet"]
+    line = said(capsys, argv, code=2).err
+    assert line.startswith(
+        f"error: {tmp_path / 'bad'}: model.layers.1.mlp.up_proj.weight holds 2 values that are NaN or infinite"
+    )
+    assert line.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
 WRONG = {
     "an unknown method": (["--method", "wnda"], "Did you mean 'wanda'"),
     "bits out of range": (["--method", "rtn", "--bits", "9"], "from 2 to 8, got 9"),

@@ -125,6 +125,7 @@ def test_what_goes_wrong_there_is_one_line_and_nothing_changes(environment, case
 
 WRONG = [
     ("llmcompressor:wanda", {}, "needs to see text"),
+    ("llmcompressor:wanda", {"calibration": [[1] * 65]}, "has 65 tokens, this model takes 64 at most"),
     ("llmcompressor:awq", {"bits": 3}, "stores 4 or 8 bits, got 3"),
     ("torchao:wanda", {"sparsity": "1:4"}, "half of every run"),
     ("torchao:int8", {"bits": 8}, "unknown key"),
@@ -135,6 +136,16 @@ WRONG = [
 def test_values_that_cannot_be(environment, method, options, says):
     with pytest.raises(InputError, match=says):
         compress_outside(fresh(), method, environment=environment()[0], **options)
+
+
+def test_weights_that_are_not_finite_are_named_before_a_process_starts(environment):
+    where, kept = environment()
+    model = fresh()
+    with torch.no_grad():
+        model.model.norm.weight[0] = torch.inf
+    with pytest.raises(InputError, match=r"^small: model\.norm\.weight holds 1 value that is NaN or infinite"):
+        compress_outside(model, "torchao:int8", environment=where, source="small")
+    assert not kept.exists()
 
 
 def test_models_that_other_libraries_do_not_open(environment):

@@ -255,7 +255,12 @@ def spoiled(how):
 
 @pytest.mark.parametrize(
     ("how", "says"),
-    [("nan", "not finite"), ("packed", "packed already"), ("shared", "share one weight"), ("compiled", "compiled")],
+    [
+        ("nan", r"llama: model\.layers\.1\.mlp\.up_proj\.weight holds 1 value that is NaN or infinite"),
+        ("packed", "packed already"),
+        ("shared", "share one weight"),
+        ("compiled", "compiled"),
+    ],
 )
 def test_models_that_cannot_be_compressed_are_left_alone(how, says):
     model = spoiled(how)
@@ -274,6 +279,8 @@ REFUSED = [
     ({"method": "magnitude", "calibration": []}, "holds no sample"),
     ({"method": "magnitude", "calibration": [[1, -2]]}, "must be a list of at least one token number"),
     ({"method": "magnitude", "calibration": [[1, 61]]}, "the model knows 0 to 60"),
+    ({"method": "wanda", "calibration": [[1, 2], [1] * 65]}, "has 65 tokens, this model takes 64 at most"),
+    ({"method": "layer_drop", "count": 1, "calibration": [[1] * 65]}, "has 65 tokens, this model takes 64 at most"),
     ({"method": "magnitude", "calibration": [[1, 2]], "batch_size": 0}, "batch_size must be a whole number"),
     ({"method": "rtn"}, "group 128 does not divide the 24 inputs"),
     ({"method": "wanda", "calibration": [[1, 2]], "sparsity": "3:16"}, "needs a multiple of 16 inputs"),

@@ -5,16 +5,18 @@ import json
 import re
 
 import pytest
+import tiny_gguf
 import torch
 from small_models import VOCAB
-from tiny_families import GROUPED, tiny
+from tiny_families import FAMILIES, GROUPED, tiny
 
-from thalweg.capture import locate
+from thalweg.capture import locate, open_model
 from thalweg.cli import main
-from thalweg.compression import compare, diagnose
+from thalweg.compression import compare, compress, diagnose
 from thalweg.compression.dense_store import store
 from thalweg.compression.likeness import block_cosines, sketch
 from thalweg.compression.pairing import Read, Side
+from thalweg.compression.shape import check_shared, norm_of, shared
 from thalweg.errors import InputError, UnknownNameError
 from thalweg.models import Decoder, DecoderConfig
 from thalweg.records import Measurements
@@ -68,6 +70,106 @@ def side(name, model, tokenizer=None):
 def test_models_of_another_shape_are_refused(values, line):
     with pytest.raises(InputError, match=line) as error:
         compare(llama(), llama(**values), ONE, names=("base", "other"))
+    assert "\n" not in str(error.value)
+
+
+def of_positions(kind, **values):
+    """A small decoder of transformers: positions that are learned (gpt2), turned (llama) or told by the distance (bloom)."""
+    import transformers
+
+    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, **values}
+    config, model = {
+        "gpt2": (transformers.GPT2Config, transformers.GPT2LMHeadModel),
+        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+        "bloom": (transformers.BloomConfig, transformers.BloomForCausalLM),
+    }[kind]
+    if kind == "gpt2":
+        sizes["n_positions"] = sizes.pop("max_position_embeddings", 48)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return model(config(**sizes, bos_token_id=1, eos_token_id=2)).eval()
+
+
+LEARNED, ROTARY, NEITHER = "learned", "rotary", "neither rotary nor learned"
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "kinds"),
+    [
+        ("gpt2", "llama", (LEARNED, ROTARY)),
+        ("llama", "gpt2", (ROTARY, LEARNED)),
+        ("llama", "bloom", (ROTARY, NEITHER)),
+        ("bloom", "gpt2", (NEITHER, LEARNED)),
+    ],
+)
+def test_positions_of_another_kind_are_refused(one, two, kinds):
+    with pytest.raises(InputError, match=rf"their positions differ \({kinds[0]} and {kinds[1]}\)") as error:
+        compare(of_positions(one), of_positions(two), ONE, names=("base", "other"))
+    assert "\n" not in str(error.value)
+
+
+def test_positions_of_ours_are_told_apart_and_are_those_of_transformers():
+    make = lambda kind: Decoder(DecoderConfig(vocab_size=VOCAB, width=16, depth=2, heads=2, positions=kind))  # noqa: E731
+    with pytest.raises(InputError, match=r"their positions differ \(rotary and learned\)"):
+        compare(make("rotary"), make("learned"), ONE)
+    assert shared(make("learned"))["positions"] == LEARNED and shared(make("rotary"))["positions"] == ROTARY
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_the_positions_of_every_family_are_known(kind):
+    """A copy of a model always has those of the model: they are read from its configuration and modules."""
+    found = shared(fresh(kind))["positions"]
+    learned = ("gpt2", "bert", "roberta", "xlm-roberta", "electra", "distilbert")
+    assert found == (LEARNED if kind in learned else ROTARY)
+
+
+def test_a_model_that_does_not_say_where_tokens_stand_is_not_refused():
+    """Somebody else's class, without a trace of rotary positions in its configuration and buffers."""
+    twin = llama()
+    one = shared(twin)
+    with torch.no_grad():
+        del twin.config.rope_parameters
+        twin.model.rotary_emb = torch.nn.Identity()
+    twin.__class__ = type("Theirs", (type(twin),), {"__module__": "theirs"})
+    two = shared(twin)
+    assert two["positions"] is None and two["rotary settings"] is None
+    check_shared("one and two", one, two)
+    check_shared("two and one", two, one)
+
+
+def test_a_gguf_file_and_the_folder_that_it_was_made_of_are_a_pair(tmp_path):
+    packed = tiny_gguf.write(tmp_path / "tiny.gguf")
+    opened = open_model(packed)
+    opened.model.save_pretrained(tmp_path / "folder")
+    opened.tokenizer.save_pretrained(tmp_path / "folder")
+    for pair in ((packed, tmp_path / "folder"), (tmp_path / "folder", packed)):
+        found = diagnose(*pair, ["he hears her here"], mode="global")
+        assert found.base.shared["positions"] == found.compressed.shared["positions"] == ROTARY
+        assert found.plan.length == 32 and not any("norm" in note for note in found.notes)
+
+
+def test_another_kind_of_norm_is_told_and_not_refused():
+    """A compressor may fold LayerNorm into RMSNorm."""
+
+    def folded(model):
+        model.transformer.ln_f = torch.nn.RMSNorm(32, 1e-5)
+
+    found = diagnose(of_positions("gpt2"), folded, ONE, names=("one", "two"), mode="global")
+    assert any("one has LayerNorm, two RMSNorm" in note for note in found.notes)
+    assert norm_of(locate(fresh("llama"))) == "RMSNorm"
+
+
+@pytest.mark.parametrize("low", [False, True])
+@pytest.mark.parametrize("shorter", ["base", "other"])
+def test_a_window_is_no_longer_than_either_model_takes(shorter, low):
+    """Learned positions have no more vectors than that: a longer window would leave the table."""
+    takes = {name: 9 if name == shorter else 40 for name in ("base", "other")}
+    pair = [of_positions("gpt2", max_position_embeddings=n) for n in takes.values()]
+    more = {"names": tuple(takes), "mode": "global", "low_memory": low}
+    assert diagnose(*pair, [ONE[0] * 3], **more).plan.length == 9
+    assert diagnose(*pair, [ONE[0] * 3], length=5, **more).plan.length == 5
+    with pytest.raises(InputError, match=f"^{shorter} takes 9 tokens at most, got length 10") as error:
+        compare(*pair, [ONE[0] * 3], length=10, **more)
     assert "\n" not in str(error.value)
 
 
@@ -254,6 +356,37 @@ def test_the_command_compresses_on_the_fly_and_in_low_memory(folders, capsys, mo
         and "kB" in found["protect"][0]["costs"]
         and "16 bits" in found["bytes_rule"]
     )
+
+
+def test_the_command_calibrates_on_no_more_than_the_model_takes(folders, capsys, monkeypatch):
+    """The base takes 48 tokens: neither samples of the calibration nor windows are longer."""
+    monkeypatch.chdir(folders)
+    (folders / "long.txt").write_text("the river runs deep " * 40)
+    seen = []
+
+    def spied(model, method, *, calibration, **more):
+        seen.append(calibration)
+        return compress(model, method, calibration=calibration, **more)
+
+    monkeypatch.setattr("thalweg.compression.compress", spied)
+    argv = [
+        "compare",
+        "base",
+        "--method",
+        "wanda",
+        "--mode",
+        "local",
+        "--text",
+        "book.jsonl",
+        "-o",
+        "s.html",
+        "--quiet",
+    ]
+    assert main([*argv, "--calibration", "long.txt"]) == 0
+    assert [len(row) for row in seen[0].samples] == [48] * 3
+    assert main([*argv, "--calibration", "long.txt", "--length", "49", "--overwrite"]) == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1 and line.startswith("error: base takes 48 tokens at most, got length 49")
 
 
 def test_the_command_compares_with_a_compressed_cache(folders, capsys, monkeypatch):

@@ -34,7 +34,9 @@ def test_records_of_compressions_are_found():
     assert done == wanted
 
 
-@pytest.mark.parametrize("plan", ["continuum-claims", "growth-claims"])
+@pytest.mark.parametrize(
+    "plan", ["continuum-claims", "continuum-own", "growth-claims", "growth-sentiment", "prune-curves"]
+)
 def test_records_of_experiments_are_found(plan):
     done, wanted = studies.study(shipped_folder() / f"{plan}.toml", "small").progress()
     assert done == wanted

@@ -57,7 +57,7 @@ def configure(parser) -> None:
         "--text", metavar="FILE", help="documents: .jsonl with a field text, or a text (the shipped novel)"
     )
     text.add_argument("--tokens", type=int, metavar="N", help=f"tokens to read ({TOKENS})")
-    text.add_argument("--length", type=int, metavar="N", help="tokens of a window (512, or what the model takes)")
+    text.add_argument("--length", type=int, metavar="N", help="tokens of a window (512, or what both models take)")
     text.add_argument("--batch-size", type=int, metavar="N", help="windows of a pass (as many as fit in 256 MiB)")
     text.add_argument("--map", metavar="FILE", help="TOML file that says where the layers are, for unknown models")
     text.add_argument("--allow-unverified", action="store_true", help="go on when the proof fails; the page is stamped")
@@ -258,20 +258,20 @@ def on_the_fly(args, options: dict[str, Any], base):
         return read
 
     def compressing(model):
-        return compress(
-            model, args.method, calibration=_calibration(args, options, tokenizers[0]), source=base.name, **options
-        )
+        calibration = _calibration(args, options, tokenizers[0], model)
+        return compress(model, args.method, calibration=calibration, source=base.name, **options)
 
     return twin_of(replace(base, open=keeping), compressing, f"{Path(base.name).name}, {words}")
 
 
-def _calibration(args, options: dict[str, Any], tokenizer):
-    """What the compressor sees, where it needs to see something."""
+def _calibration(args, options: dict[str, Any], tokenizer, model):
+    """What the compressor sees, where it needs to see something; no sample is longer than the model takes."""
     from thalweg.capture.measure import encoder_of
     from thalweg.compression import compressors
     from thalweg.compression.calibration import calibration_of
     from thalweg.data.tasks.austen import HELD_OUT, novels
     from thalweg.evaluation import documents_of
+    from thalweg.evaluation.perplexity import length_of
 
     if not compressors.create(args.method, **options).needs_calibration and args.calibration is None:
         return None
@@ -287,7 +287,8 @@ def _calibration(args, options: dict[str, Any], tokenizer):
             [text[:200_000] for name, text in novels().items() if name != HELD_OUT],
             "the shipped training novels",
         )
-    return calibration_of(texts, encode, **CALIBRATION, source=source)
+    length = min(CALIBRATION["length"], length_of(model, None))
+    return calibration_of(texts, encode, samples=CALIBRATION["samples"], length=length, source=source)
 
 
 def _page(args) -> Path:

@@ -128,15 +128,16 @@ def _opened(args):
 
 def _calibration(args, opened):
     """The windows of the text; None without one."""
-    from thalweg.capture.limits import longest_of
     from thalweg.compression import calibration_of
     from thalweg.data.text.tokenizer import token_ids
     from thalweg.evaluation import documents_of
+    from thalweg.evaluation.perplexity import length_of
 
     if args.text is None:
         return None
+    most = length_of(opened.model, args.length)
+    length = min(LENGTH, most) if args.length is None else most
     documents, tokenizer = documents_of(args.text), opened.require_tokenizer()
-    length = args.length or min(LENGTH, longest_of(opened.model) or LENGTH)
     found = calibration_of(
         (document.text for document in documents),
         lambda text: token_ids(tokenizer, text),

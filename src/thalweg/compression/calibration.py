@@ -24,8 +24,10 @@ class Calibration:
     source: str = "given by the caller"
 
     @classmethod
-    def of(cls, given: "Calibration | Samples", vocabulary: int | None = None) -> "Calibration":
-        """Samples as they come, checked. vocabulary: size of the model's. Raises: InputError."""
+    def of(
+        cls, given: "Calibration | Samples", vocabulary: int | None = None, longest: int | None = None
+    ) -> "Calibration":
+        """Samples as they come, checked. vocabulary: size of the model's; longest: the most tokens that it takes. Raises: InputError."""
         if isinstance(given, Calibration):
             made = given
         else:
@@ -41,6 +43,10 @@ class Calibration:
         if vocabulary is not None and highest >= vocabulary:
             raise InputError(
                 f"calibration holds token {highest}, the model knows 0 to {vocabulary - 1}; use the model's own tokenizer"
+            )
+        if longest is not None and made.longest > longest:
+            raise InputError(
+                f"a sample of the calibration has {made.longest} tokens, this model takes {longest} at most; give shorter samples"
             )
         return made
 

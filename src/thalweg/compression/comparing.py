@@ -46,7 +46,7 @@ def diagnose(
     base: a model, or what :func:`thalweg.capture.opening.open_model` opens. compressed: the same; or a context manager that changes the base
     while it is entered (``editing.edit(model, ...)``); or a function that gets a copy of the base and gives the compressed model, a context
     manager, or None where it changed the copy. texts: strings or lists of token ids, one a document, read in windows of ``length`` tokens
-    (None: 512, or what the model takes) until ``tokens`` are read. opening: of ``open_model``, for both.
+    (None: 512, or what both models take) until ``tokens`` are read. opening: of ``open_model``, for both.
 
     mode: ``local`` (every compressed layer on the dense input of that layer; inside a layer the feed-forward sublayer sees the compressed
     attention), ``isolated`` (every sublayer on its dense input), ``global`` (two passes of the whole models), or several; None: local and

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from thalweg.capture.evaluating import evaluating
 from thalweg.capture.limits import vocabulary_of
-from thalweg.capture.measure import check_ids, encoder_of, padding_of, window_length
+from thalweg.capture.measure import check_ids, encoder_of, padding_of
 from thalweg.capture.plan import MOST_LOGITS, MOST_ROWS
 from thalweg.capture.proof import prove
 from thalweg.capture.states import Tokens
@@ -39,7 +39,7 @@ from thalweg.compression.layer_kl import LayerKL, outputs_of
 from thalweg.compression.layer_numbers import layer_rows
 from thalweg.compression.likeness import weight_errors
 from thalweg.compression.logits import LogitStatistics, Unembedding
-from thalweg.compression.pairing import Description, Side, Standing, describe, match, standing
+from thalweg.compression.pairing import Description, Side, Standing, describe, match, standing, window_of
 from thalweg.compression.protecting import protected_bytes
 from thalweg.errors import CaptureError, InputError, ProofError
 from thalweg.records import Measurements
@@ -105,7 +105,7 @@ class Comparison:
     def _read(self, base: Standing, theirs: Any, read: Mapping[str, Any]) -> None:
         """Cut the text, prove the base, see what a batch of it leaves."""
         tokenizer = base.tokenizer if base.tokenizer is not None else theirs
-        encode, length = encoder_of(tokenizer), window_length(base.located, read["length"])
+        encode, length = encoder_of(tokenizer), window_of(self.first, self.second, read["length"])
         texts = read["texts"]
         if self.options.last_only:
             texts = _beginnings(texts, encode, length)

@@ -12,7 +12,7 @@ from thalweg.capture.attention import refuse_compiled
 from thalweg.capture.evaluating import evaluating
 from thalweg.capture.layers import Layers
 from thalweg.capture.layout import Located
-from thalweg.capture.limits import vocabulary_of
+from thalweg.capture.limits import longest_of, vocabulary_of
 from thalweg.capture.locating import locate
 from thalweg.compression import compressors
 from thalweg.compression.calibration import Calibration, Inputs, Samples
@@ -20,7 +20,7 @@ from thalweg.compression.compressors.base import STORED, Compressor, Made
 from thalweg.compression.planning import CompressionPlan, plan_of
 from thalweg.compression.record import CompressionRecord, LinearRecord
 from thalweg.compression.replay import Replay
-from thalweg.compression.targets import Target, chosen_sites, layers_of, left_dense, targets_of
+from thalweg.compression.targets import Target, check_finite, chosen_sites, layers_of, left_dense, targets_of
 from thalweg.config import to_plain
 from thalweg.errors import InputError
 from thalweg.ops.precision import full_precision, wide
@@ -59,8 +59,9 @@ def compress(
     """Compress the linear maps inside the blocks of ``model``, in place.
 
     model: a decoder or encoder that :func:`thalweg.capture.locate` finds. method: a name of ``thalweg list compressors``; options: of it.
-    calibration: a list of lists of token numbers, each a sample; without padding, whatever their lengths. layers, skip: the layers that are
-    compressed, without those that are protected, as lists or text (``"1:"``, ``"0,29"``). sites: ``attention``, ``mlp`` or both (None).
+    calibration: a list of lists of token numbers, each a sample; without padding, of any lengths that the model takes. layers, skip: the
+    layers that are compressed, without those that are protected, as lists or text (``"1:"``, ``"0,29"``). sites: ``attention``, ``mlp`` or
+    both (None).
     batch_size: samples of one length that are run side by side. progress: called with the number of layers done (0 before the first)
     and the plan. source: what the record calls the model.
 
@@ -74,8 +75,9 @@ def compress(
     compressor = compressors.create(method, **options)
     name = compressors.registry.entry(method).name
     located = locate(model)
+    check_finite(located.model, source or located.family)
     if calibration is not None:
-        calibration = Calibration.of(calibration, vocabulary_of(located.model))
+        calibration = Calibration.of(calibration, vocabulary_of(located.model), longest_of(located.model))
     elif compressor.needs_calibration:
         raise InputError(
             f"{name} needs to see text: give calibration=, a list of lists of token numbers (thalweg compress: --text FILE)"

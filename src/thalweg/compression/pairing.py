@@ -13,25 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.capture.layout import Located
+from thalweg.capture.limits import longest_of
 from thalweg.capture.locating import locate
-from thalweg.capture.maps import text_config
+from thalweg.capture.measure import LENGTH
 from thalweg.compression.compressing import Compressed
 from thalweg.compression.error_statistics import Matching
 from thalweg.compression.likeness import block_bytes, block_cosines, check_finite, check_order, shown, sketch
 from thalweg.compression.record import RECORD, CompressionRecord, read_record
+from thalweg.compression.shape import check_same, check_shared, norm_of, shared
 from thalweg.errors import InputError
-
-# What two configurations must share, by what people call it -> the names it goes by.
-SHARED = {
-    "vocabulary": ("vocab_size",),
-    "width": ("hidden_size", "width"),
-    "heads": ("num_attention_heads", "heads"),
-    "key-value heads": ("num_key_value_heads", "kv_heads"),
-    "width of a head": ("head_dim", "head_width"),
-    "positions": ("position_embedding_type", "positions"),
-    "connection": ("connection",),
-}
-ROTARY = ("rope_parameters", "rope_scaling", "rope_theta", "rope_base", "rotary_scaling", "window_rope_base")
 
 
 class Read(NamedTuple):
@@ -67,7 +57,10 @@ class Standing:
 
 @dataclass(frozen=True)
 class Description:
-    """What is kept of a model when it is closed: enough to tell whether another is its twin, and to say where numbers came from."""
+    """What is kept of a model when it is closed: enough to tell whether another is its twin, and to say where numbers came from.
+
+    longest: the most tokens that it takes, None where it does not say. norm: kind of its last norm, empty where it cannot be told.
+    """
 
     name: str
     located: Located  # its model is not to be used
@@ -78,6 +71,8 @@ class Description:
     bytes: Mapping[int, int]
     provenance: Mapping[str, Any]
     record: CompressionRecord | None
+    longest: int | None = None
+    norm: str = ""
 
 
 @contextmanager
@@ -159,7 +154,7 @@ def describe(stands: Standing) -> Description:
     return Description(
         name=stands.side.name,
         located=replace(located, model=nn.Module(), tap=located.tap and _gone),
-        shared=_shared(model),
+        shared=shared(model),
         vocabulary=vocabulary_of(stands.tokenizer),
         sketch=sketch(located),
         dtypes=tuple(
@@ -168,6 +163,8 @@ def describe(stands: Standing) -> Description:
         bytes=block_bytes(located),
         provenance=_provenance(stands),
         record=stands.record,
+        longest=longest_of(model),
+        norm=norm_of(located),
     )
 
 
@@ -178,10 +175,9 @@ def match(base: Description, compressed: Description) -> tuple[Matching, list[st
     if one.causal != two.causal:
         kinds = ["a decoder" if found.causal else "an encoder" for found in (one, two)]
         raise InputError(f"{pair} are no pair: {kinds[0]} and {kinds[1]}; give two of one kind")
-    for what in (*SHARED, "rotary settings"):
-        _same(pair, what, base.shared.get(what), compressed.shared.get(what))
-    _same(pair, "width", one.width, two.width)
-    _same(pair, "count of streams", one.streams, two.streams)
+    check_shared(pair, base.shared, compressed.shared)
+    check_same(pair, "width", one.width, two.width)
+    check_same(pair, "count of streams", one.streams, two.streams)
     _same_tokenizers(pair, base.vocabulary, compressed.vocabulary)
     layer_of = _layers(base, compressed)
     site_of = _sites(pair, one, two, layer_of)
@@ -190,6 +186,11 @@ def match(base: Description, compressed: Description) -> tuple[Matching, list[st
         notes.append(
             f"{base.name} has weights in {' and '.join(base.dtypes)}, {compressed.name} in {' and '.join(compressed.dtypes)}: "
             f"rounding of the narrower one is part of every error"
+        )
+    if base.norm and compressed.norm and base.norm != compressed.norm:
+        # told and not refused: a compressor may have folded one kind into the other
+        notes.append(
+            f"{base.name} has {base.norm}, {compressed.name} {compressed.norm}: another kind of norm is part of every error"
         )
     if (base.vocabulary is None) != (compressed.vocabulary is None):
         without = base.name if base.vocabulary is None else compressed.name
@@ -205,6 +206,19 @@ def match(base: Description, compressed: Description) -> tuple[Matching, list[st
     if dropped:
         notes.append(f"dropped layers ({', '.join(map(str, dropped))}) count with an update of zero")
     return Matching(layer_of, dropped, site_of), notes
+
+
+def window_of(base: Description, compressed: Description, asked: int | None) -> int:
+    """Tokens of a window (None: 512, or what both models take). Raises: InputError for more than one of them takes."""
+    known = [(about.longest, about.name) for about in (base, compressed) if about.longest is not None]
+    longest, name = min(known, key=lambda one: one[0], default=(None, ""))
+    if asked is None:
+        return min(LENGTH, longest or LENGTH)
+    if longest is not None and isinstance(asked, int) and asked > longest:
+        raise InputError(
+            f"{name} takes {longest} tokens at most, got length {asked}; give a length of at most {longest}"
+        )
+    return asked
 
 
 def _layers(base: Description, compressed: Description) -> dict[int, int]:
@@ -245,13 +259,6 @@ def _sites(pair: str, one: Located, two: Located, layer_of: Mapping[int, int]) -
     return found
 
 
-def _same(pair: str, what: str, one: Any, two: Any) -> None:
-    if one is not None and two is not None and one != two:
-        raise InputError(
-            f"{pair} are no pair: their {what} differ ({_brief(one)} and {_brief(two)}); give two models of one shape"
-        )
-
-
 def _same_tokenizers(pair: str, one: Mapping[str, int] | None, two: Mapping[str, int] | None) -> None:
     if one is None or two is None or one == two:
         return
@@ -269,30 +276,6 @@ def vocabulary_of(tokenizer: Any) -> dict[str, int] | None:
         return dict(get())
     get = getattr(getattr(tokenizer, "tokenizer", None), "get_vocab", None)
     return None if get is None else dict(get())
-
-
-def _shared(model: nn.Module) -> dict[str, Any]:
-    config = text_config(model)
-    config = getattr(model, "config", None) if config is None else config
-    found: dict[str, Any] = {}
-    for what, names in SHARED.items():
-        for name in names:
-            value = getattr(config, name, None)
-            if value is not None and not callable(value):
-                found[what] = value
-                break
-    rotary = {name: _plain(value) for name in ROTARY if (value := getattr(config, name, None)) is not None}
-    return {**found, "rotary settings": rotary or None}
-
-
-def _plain(value: Any) -> Any:
-    """Without what is not set, as a folder may spell it out and another may not."""
-    return {k: _plain(v) for k, v in value.items() if v is not None} if isinstance(value, dict) else value
-
-
-def _brief(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _gone(located: Located) -> Any:

@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from thalweg.capture.layers import Layers, chosen_layers
 from thalweg.capture.layout import Located
 from thalweg.capture.linear import linear_weight
+from thalweg.capture.weights import not_finite
 from thalweg.errors import InputError, UnknownNameError
 
 SITES = ("attention", "mlp")
@@ -71,7 +71,7 @@ def layers_of(depth: int, layers: Layers, skip: Layers) -> tuple[int, ...]:
 def targets_of(located: Located, layers: Iterable[int], sites: tuple[str, ...] | None) -> list[Target]:
     """The maps of the chosen layers, in the order of the modules.
 
-    Raises: InputError for weights that cannot be compressed: packed, on no device, not finite, shared between maps, or experts in one tensor.
+    Raises: InputError for weights that cannot be compressed: packed, on no device, shared between maps, or experts in one tensor.
     """
     found: list[Target] = []
     for layer in layers:
@@ -88,9 +88,13 @@ def targets_of(located: Located, layers: Iterable[int], sites: tuple[str, ...] |
     for target in found:
         if target.weight.device.type == "meta":
             raise InputError(f"{target.name} is not in memory (meta device); open the model without offloading")
-        if not torch.isfinite(target.weight).all():
-            raise InputError(f"{target.name} holds numbers that are not finite; nothing can be made of them")
     return found
+
+
+def check_finite(model: nn.Module, name: str) -> None:
+    """Raises: InputError that names the first weight that holds NaN or infinity; name: of the model."""
+    if found := not_finite(model):
+        raise InputError(f"{name}: {found}; nothing can be made of it; take other weights or save them anew")
 
 
 def _of_module(name: str, module: nn.Module, layer: int, site: str) -> list[Target]:

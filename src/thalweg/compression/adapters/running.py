@@ -13,14 +13,14 @@ from torch import nn
 
 from thalweg import config
 from thalweg.capture.layers import Layers
-from thalweg.capture.limits import vocabulary_of
+from thalweg.capture.limits import longest_of, vocabulary_of
 from thalweg.capture.locating import locate
 from thalweg.capture.saving import save_folder
 from thalweg.compression.adapters.libraries import Library, bits_of, external
 from thalweg.compression.calibration import Calibration, Samples
 from thalweg.compression.compressing import Compressed, finished, row_of
 from thalweg.compression.compressors.base import Made
-from thalweg.compression.targets import chosen_sites, layers_of, targets_of
+from thalweg.compression.targets import check_finite, chosen_sites, layers_of, targets_of
 from thalweg.config import checked_path
 from thalweg.errors import CheckpointError, InputError
 from thalweg.ops.precision import wide
@@ -58,8 +58,9 @@ def compress_outside(
         raise InputError(
             f"{method} opens decoders of transformers, got {located.family}; our own compressors take any model"
         )
+    check_finite(model, source or located.family)
     if calibration is not None:
-        calibration = Calibration.of(calibration, vocabulary_of(model))
+        calibration = Calibration.of(calibration, vocabulary_of(model), longest_of(model))
     elif found.calibrated:
         raise InputError(
             f"{method} needs to see text: give calibration=, a list of lists of token numbers (thalweg compress: --text FILE)"
