@@ -374,7 +374,7 @@ def test_the_page_runs(tmp_path, monkeypatch, capsys):
         exec(block, {})
     out = capsys.readouterr().out
     assert out.startswith("step 5\nmean over sites") and "parallel_fraction.raw" in out
-    assert (tmp_path / "geometry.parquet").exists()
+    assert (tmp_path / "geometry.jsonl").exists()
 
 
 def test_a_probe_that_is_never_stepped_says_so_once():

@@ -16,7 +16,7 @@ def compiled(subject: Subject) -> None:
     """``torch.compile(fullgraph=True)`` gives the same outputs and gradients at two lengths and at length 1.
 
     The token axis is symbolic, so that both lengths share one graph, which is traced forwards (``eager``: backwards it costs three times
-    as much); length 1 is specialised by the compiler and has its own, which is traced backwards too (``aot_eager``) with the default options.
+    as much); length 1 is specialised by the compiler and has its own, which is traced backwards too (``aot_eager``), with the default options.
     """
     stream = subject.random(depth=1)
     sublayers = nn.ModuleList(nn.Tanh() for _ in stream.sites)
@@ -24,9 +24,9 @@ def compiled(subject: Subject) -> None:
     def whole(embedding: Tensor, mask: Tensor | None) -> Tensor:
         return stream(embedding, sublayers, None if mask is None else Tokens(mask=mask))
 
-    short = "eager" if subject.options else "aot_eager"
+    graphs = (("eager", (LENGTH, LENGTH + 2)), ("aot_eager", (1,)))
     try:
-        for backend, lengths in (("eager", (LENGTH, LENGTH + 2)), (short, (1,))):
+        for backend, lengths in graphs[:1] if subject.options else graphs:
             torch._dynamo.reset()  # the number of graphs is limited per process, and whole() is the same code for every subject
             graph = torch.compile(whole, backend=backend, fullgraph=True)
             for length in lengths:
