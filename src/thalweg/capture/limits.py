@@ -4,6 +4,8 @@ from typing import Any
 
 from torch import nn
 
+from thalweg.errors import InputError
+
 _LENGTHS = ("max_length", "n_positions", "max_position_embeddings", "n_ctx")
 _UNSET = 10**9  # tokenizers say more than this when they know no length
 
@@ -15,6 +17,15 @@ def longest_of(model: nn.Module) -> int | None:
     names = _LENGTHS if ours else _LENGTHS[1:]  # max_length of transformers is about generation
     found = (getattr(config, name, None) for name in names)
     return next((n for n in found if isinstance(n, int) and 0 < n < _UNSET), None)
+
+
+def check_room(model: nn.Module, given: int, added: int) -> None:
+    """Raises: InputError where a prompt and what is added to it are more than the model says it takes."""
+    most = longest_of(model)
+    if most is not None and given + added > most:
+        raise InputError(
+            f"{given} + {added} tokens are more than the {most} that this model takes; give fewer --tokens"
+        )
 
 
 def vocabulary_of(model: nn.Module) -> int | None:

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from thalweg._words import counted
-from thalweg.errors import CheckpointError
+from thalweg.errors import CheckpointError, InputError
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth")
 SIZES = ("vocab_size", "hidden_size", "n_embd", "d_model", "width")
@@ -94,3 +94,9 @@ def stored(folder: Path) -> dict[str, list[int]]:
         return found if all(found.keys() >= names.keys() for names in named) else {}
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return {}
+
+
+def check_finite(model: nn.Module, name: str) -> None:
+    """For whoever makes another model of it. name: of the model. Raises: InputError that names the first weight that holds NaN or infinity."""
+    if found := not_finite(model):
+        raise InputError(f"{name}: {found}; nothing can be made of it; take other weights or save them anew")

@@ -45,22 +45,23 @@ def run(args) -> ExitCode:
     documents = edit_flags.documents_for(args) if args.generate is None else None
     opened = edit_flags.opened_of(args)
     edit_flags.placed(opened, options)
+    calibration = _calibration(opened, options)
     if documents is None:
-        found = generated(args, opened, options)
+        found = generated(args, opened, options, calibration)
         emit(found) if args.json else _print_texts(found)
         return ExitCode.OK
-    found = evaluated(args, opened, options, documents)
+    found = evaluated(args, opened, options, calibration, documents)
     if not args.json:
         _print(found)
     try:
         if args.audit:
-            found["audit"] = audited(args, opened, options, documents[0].text)
+            found["audit"] = audited(args, opened, options, calibration, documents[0].text)
             if not args.json:
                 _print_audit(found["audit"])
     finally:  # what was evaluated is told whatever becomes of the audit
         if args.json:
             emit(found)
-    if overflow := edit_flags.overflow_line(found.get("differences", [])):
+    if overflow := edit_flags.overflow_line(found["differences"]):
         raise InputError(overflow)
     return ExitCode.OK
 
@@ -101,7 +102,7 @@ def options_of(args):
     return made
 
 
-def evaluated(args, opened, options, documents) -> dict[str, Any]:
+def evaluated(args, opened, options, calibration, documents) -> dict[str, Any]:
     """Score the model unedited, at the no-op and edited."""
     from thalweg.cli.eval_words import Steps, cost_line
     from thalweg.editing import Point, edit, sweep
@@ -117,7 +118,6 @@ def evaluated(args, opened, options, documents) -> dict[str, Any]:
     tell(job.plan)
     edits = int(not options.is_identity)
     tell(cost_line(cost_of(opened.model, [job], 2 + edits), 1, edits))
-    calibration = _calibration(opened, options)
     steps = Steps(tell)
 
     def evaluate(role):
@@ -144,30 +144,25 @@ def evaluated(args, opened, options, documents) -> dict[str, Any]:
     }
 
 
-def audited(args, opened, options, text: str) -> list[dict[str, Any]]:
+def audited(args, opened, options, calibration, text: str) -> list[dict[str, Any]]:
     """How strong the edit is in every layer, on the beginning of a text: at most a window of it."""
     from thalweg.editing import audit
 
     batch = edit_flags.first_batch(opened, text, min(AUDITED, args.window or AUDITED))
-    rows = audit(opened.model, batch, options, calibration=_calibration(opened, options))
+    rows = audit(opened.model, batch, options, calibration=calibration)
     return [{k: v for k, v in row.to_row().items() if v not in (None, "")} for row in rows]
 
 
-def generated(args, opened, options) -> dict[str, Any]:
+def generated(args, opened, options, calibration) -> dict[str, Any]:
     """Go on from a prompt, greedily, without and with the edit."""
+    from thalweg.capture.limits import check_room
     from thalweg.editing import edit
 
     if opened.kind != "decoder":
         raise InputError(f"{opened.name} is an encoder, and does not go on from a prompt; leave --generate out")
-    from thalweg.capture.limits import longest_of
-
     batch = edit_flags.first_batch(opened, args.generate, None, least=1, what="the prompt")
-    tokens, given, most = args.tokens or ADDED, batch["input_ids"].shape[1], longest_of(opened.model)
-    if most is not None and given + tokens > most:
-        raise InputError(
-            f"{given} + {tokens} tokens are more than the {most} that this model takes; give fewer --tokens"
-        )
-    calibration = _calibration(opened, options)
+    tokens = args.tokens or ADDED
+    check_room(opened.model, batch["input_ids"].shape[1], tokens)
     texts = {"unedited": _continued(opened, batch, tokens)}
     with edit(opened.model, options, calibration=calibration) as facts:
         texts["edited"] = _continued(opened, batch, tokens)

@@ -35,6 +35,7 @@ def generate(run: str | Path, prompt: str, tokens: int, temperature: float, seed
     """
     import torch
 
+    from thalweg.capture.limits import check_room
     from thalweg.models import DecoderCache
     from thalweg.records.run import RunFolder
     from thalweg.training import load_decoder
@@ -66,10 +67,7 @@ def generate(run: str | Path, prompt: str, tokens: int, temperature: float, seed
     if not ids:
         raise InputError("the prompt is empty; give at least one character")
     model, _ = load_decoder(run, which)
-    if len(ids) + tokens > model.config.max_length:
-        raise InputError(
-            f"{len(ids)} + {tokens} tokens are more than the {model.config.max_length} that this model takes"
-        )
+    check_room(model, len(ids), tokens)
     generator = torch.Generator().manual_seed(seed)
     cache, given, added = DecoderCache(), torch.tensor([ids]), []
     with torch.no_grad():

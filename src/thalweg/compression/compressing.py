@@ -14,13 +14,14 @@ from thalweg.capture.layers import Layers
 from thalweg.capture.layout import Located
 from thalweg.capture.limits import longest_of, vocabulary_of
 from thalweg.capture.locating import locate
+from thalweg.capture.weights import check_finite
 from thalweg.compression import compressors
 from thalweg.compression.calibration import Calibration, Inputs, Samples
 from thalweg.compression.compressors.base import STORED, Compressor, Made
 from thalweg.compression.planning import CompressionPlan, plan_of
 from thalweg.compression.record import CompressionRecord, LinearRecord
 from thalweg.compression.replay import Replay
-from thalweg.compression.targets import Target, check_finite, chosen_sites, layers_of, left_dense, targets_of
+from thalweg.compression.targets import Target, chosen_sites, layers_of, left_dense, targets_of
 from thalweg.config import to_plain
 from thalweg.errors import InputError
 from thalweg.ops.precision import full_precision, wide

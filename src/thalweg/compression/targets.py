@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from thalweg.capture.layers import Layers, chosen_layers
 from thalweg.capture.layout import Located
 from thalweg.capture.linear import linear_weight
-from thalweg.capture.weights import not_finite
 from thalweg.errors import InputError, UnknownNameError
 
 SITES = ("attention", "mlp")
@@ -89,12 +88,6 @@ def targets_of(located: Located, layers: Iterable[int], sites: tuple[str, ...] |
         if target.weight.device.type == "meta":
             raise InputError(f"{target.name} is not in memory (meta device); open the model without offloading")
     return found
-
-
-def check_finite(model: nn.Module, name: str) -> None:
-    """Raises: InputError that names the first weight that holds NaN or infinity; name: of the model."""
-    if found := not_finite(model):
-        raise InputError(f"{name}: {found}; nothing can be made of it; take other weights or save them anew")
 
 
 def _of_module(name: str, module: nn.Module, layer: int, site: str) -> list[Target]:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from thalweg.capture.weights import check_finite
 from thalweg.errors import InputError, ProofError, UnknownNameError
 from thalweg.models.hf import in_shell
 from thalweg.models.hf_base import ThalwegPreTrainedModel
@@ -13,7 +14,7 @@ from thalweg.models.transformer import Transformer
 from thalweg.surgery import text as texts
 from thalweg.surgery.growth_plan import Growth
 from thalweg.surgery.proof import TOLERANCE, Proof, compare, prove
-from thalweg.surgery.source import Source, as_additive, as_ours, check_finite, open_source
+from thalweg.surgery.source import Source, as_additive, as_ours, open_source
 from thalweg.surgery.target import options_of, under, wanted
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -68,7 +69,7 @@ def convert(
             f"{', '.join(sorted(given))} are options of a connection, and none is named; give it or leave them out"
         )
     source = model if isinstance(model, Source) else open_source(model, tokenizer=tokenizer, dtype=kind)
-    check_finite(source)  # else the proof would find the fault in the conversion
+    check_finite(source.model, source.name)  # else the proof would find the fault in the conversion
     kept = connection is None and source.ours is not None
     if kept and growth is None:
         raise InputError("nothing would change: name a connection, or say what grows")

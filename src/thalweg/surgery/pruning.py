@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.capture.saving import save_folder
+from thalweg.capture.weights import check_finite
 from thalweg.config import to_plain
 from thalweg.errors import InputError, UnknownNameError
 from thalweg.models.hf_base import ThalwegPreTrainedModel
@@ -21,7 +22,7 @@ from thalweg.surgery.proof import examples, gap, line_of, logits_of
 from thalweg.surgery.proof import largest as worst
 from thalweg.surgery.proof import scores as scores_of
 from thalweg.surgery.scoring import HeadScore, head_scores, lowest
-from thalweg.surgery.source import Source, as_additive, as_ours, check_finite, open_source
+from thalweg.surgery.source import Source, as_additive, as_ours, open_source
 from thalweg.surgery.wide import running
 
 RECORD = "pruning.json"
@@ -112,7 +113,7 @@ def prune(
         raise InputError("say which heads go: heads by layer, or a score (by) and how many (count)")
     kind = DTYPES[dtype]
     source = model if isinstance(model, Source) else open_source(model, tokenizer=tokenizer, dtype=kind)
-    check_finite(source)
+    check_finite(source.model, source.name)
     theirs, ours = (as_additive if source.ours is None else as_ours)(source, kind)
     rows = ROWS if by is None else 2 * ROWS
     judged = texts.chosen(ours.config, source.tokenizer, text=text, tokens=tokens, length=length, rows=rows)

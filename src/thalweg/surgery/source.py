@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from thalweg.capture.opening import open_model
-from thalweg.capture.weights import not_finite
 from thalweg.errors import InputError
 from thalweg.models import Decoder
 from thalweg.models.hf_base import ThalwegPreTrainedModel
@@ -79,12 +78,6 @@ def _load(where: str, tokenizer: Any, dtype: torch.dtype) -> Source:
     if kind not in OURS:
         renew_angles(opened.model, dtype)
     return Source(opened.model, opened.name, FAMILY if kind in OURS else kind, opened.tokenizer)
-
-
-def check_finite(source: Source) -> None:
-    """Raises: InputError where a weight of it is no number."""
-    if found := not_finite(source.model):
-        raise InputError(f"{source.name}: {found}; nothing can be made of it; take other weights or save them anew")
 
 
 def as_ours(source: Source, dtype: torch.dtype) -> tuple[nn.Module, Transformer]:

@@ -16,11 +16,12 @@ from thalweg.capture.layers import Layers
 from thalweg.capture.limits import longest_of, vocabulary_of
 from thalweg.capture.locating import locate
 from thalweg.capture.saving import save_folder
+from thalweg.capture.weights import check_finite
 from thalweg.compression.adapters.libraries import Library, bits_of, external
 from thalweg.compression.calibration import Calibration, Samples
 from thalweg.compression.compressing import Compressed, finished, row_of
 from thalweg.compression.compressors.base import Made
-from thalweg.compression.targets import check_finite, chosen_sites, layers_of, targets_of
+from thalweg.compression.targets import chosen_sites, layers_of, targets_of
 from thalweg.config import checked_path
 from thalweg.errors import CheckpointError, InputError
 from thalweg.ops.precision import wide
