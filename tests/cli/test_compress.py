@@ -91,7 +91,7 @@ def test_a_text_with_fewer_windows_is_said(small, tmp_path, capsys):
         tmp_path / "out",
     ]
     shown = said(capsys, argv)
-    assert "windows of 64 tokens, 128 were asked for" in shown.err
+    assert "windows of 64 tokens (128 were asked for; the text holds no more)" in shown.err
 
 
 def test_the_window_is_no_longer_than_what_the_model_takes(small, tmp_path, capsys):
@@ -119,6 +119,16 @@ def test_the_window_is_no_longer_than_what_the_model_takes(small, tmp_path, caps
     assert record["calibration"]["longest"] == 64
 
 
+def test_without_a_text_the_shipped_training_novels_calibrate(small, tmp_path, capsys):
+    argv = ["compress", small / "model", "--method", "wanda", "--sparsity", "2:4", "--samples", "3", "-o"]
+    shown = said(capsys, [*argv, tmp_path / "first", "--json"])
+    seen = json.loads(shown.out)["calibration"]
+    assert seen["source"] == "the training novels (shipped)" and seen["samples"] == 3 and seen["longest"] == 64
+    assert "calibrated on the training novels (shipped): 3 windows of 64 tokens\n" in shown.err
+    again = json.loads(said(capsys, [*argv, tmp_path / "second", "--json", "--quiet"]).out)["calibration"]
+    assert again["sha256"] == seen["sha256"]
+
+
 def test_weights_that_are_not_finite_are_named_with_their_folder(small, tmp_path, capsys):
     model = LlamaForCausalLM.from_pretrained(small / "model")
     with torch.no_grad():
@@ -136,7 +146,6 @@ WRONG = {
     "an unknown method": (["--method", "wnda"], "Did you mean 'wanda'"),
     "bits out of range": (["--method", "rtn", "--bits", "9"], "from 2 to 8, got 9"),
     "a group that does not divide": (["--method", "rtn", "--group", "128"], "8 divide those of all maps"),
-    "no text": (["--method", "wanda"], "needs to see text; give --text FILE"),
     "a flag of another method": (["--method", "wanda", "--bits", "4"], "wanda has no option bits; it takes --sparsity"),
     "an option twice": (["--method", "rtn", "--bits", "4", "--option", "bits=3"], "name the same option"),
     "an unknown option": (["--method", "rtn", "--option", "bit=3"], "unknown key"),

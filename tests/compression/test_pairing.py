@@ -348,7 +348,8 @@ def test_the_command_compresses_on_the_fly_and_in_low_memory(folders, capsys, mo
         "--text",
         "book.jsonl",
     ]
-    monkeypatch.setattr("thalweg.cli.compare_command.CALIBRATION", {"samples": 4, "length": 9})
+    monkeypatch.setattr("thalweg.cli.compare_command.SAMPLES", 4)
+    monkeypatch.setattr("thalweg.cli.calibrating.LENGTH", 9)
     assert main([*argv, "--low-memory", "--mode", "local", "-o", "w.html", "--quiet", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (

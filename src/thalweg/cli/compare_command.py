@@ -24,7 +24,7 @@ global: both models on the text. Errors are split along and across the dense upd
 Exit codes: 0 done; 2 no pair, or cannot be opened; 5 a proof of capture failed"""
 
 TOKENS = 8192
-CALIBRATION = {"samples": 16, "length": 512}
+SAMPLES = 16  # of a calibration
 SHORT = ("sparsity", "bits", "group")
 CACHE = "cache"  # no compressor: the weights stay as they are
 CITATION = """@misc{directional2026,
@@ -244,7 +244,8 @@ def on_the_fly(args, options: dict[str, Any], base):
     """A copy of BASE, compressed."""
     from dataclasses import replace
 
-    from thalweg.compression import compress, compress_cache
+    from thalweg.cli.calibrating import calibration_from
+    from thalweg.compression import compress, compress_cache, compressors
     from thalweg.compression.pairing import twin_of
 
     words = " ".join([args.method, *(f"{name} {value}" for name, value in options.items())])
@@ -258,37 +259,12 @@ def on_the_fly(args, options: dict[str, Any], base):
         return read
 
     def compressing(model):
-        calibration = _calibration(args, options, tokenizers[0], model)
+        calibration = None
+        if args.calibration is not None or compressors.create(args.method, **options).needs_calibration:
+            calibration = calibration_from(args.calibration, tokenizers[0], model, samples=SAMPLES, quiet=args.quiet)
         return compress(model, args.method, calibration=calibration, source=base.name, **options)
 
     return twin_of(replace(base, open=keeping), compressing, f"{Path(base.name).name}, {words}")
-
-
-def _calibration(args, options: dict[str, Any], tokenizer, model):
-    """What the compressor sees, where it needs to see something; no sample is longer than the model takes."""
-    from thalweg.capture.measure import encoder_of
-    from thalweg.compression import compressors
-    from thalweg.compression.calibration import calibration_of
-    from thalweg.data.tasks.austen import HELD_OUT, novels
-    from thalweg.evaluation import documents_of
-    from thalweg.evaluation.perplexity import length_of
-
-    if not compressors.create(args.method, **options).needs_calibration and args.calibration is None:
-        return None
-    encode = encoder_of(tokenizer)
-    if encode is None:
-        raise InputError(
-            f"{args.method} needs to see text, and {args.base} has no tokenizer beside it; name a folder that has the right one"
-        )
-    if args.calibration is not None:
-        texts, source = [document.text for document in documents_of(args.calibration)], Path(args.calibration).name
-    else:
-        texts, source = (
-            [text[:200_000] for name, text in novels().items() if name != HELD_OUT],
-            "the shipped training novels",
-        )
-    length = min(CALIBRATION["length"], length_of(model, None))
-    return calibration_of(texts, encode, samples=CALIBRATION["samples"], length=length, source=source)
 
 
 def _page(args) -> Path:

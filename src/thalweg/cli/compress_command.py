@@ -9,8 +9,8 @@ from thalweg.errors import ExitCode, InputError
 
 EXAMPLES = """examples:
   thalweg compress smollm2 --method round_to_nearest --bits 4 --group 64 -o smollm2-w4
-  thalweg compress smollm2 --method wanda --sparsity 2:4 --text novel.txt --skip 0,29 -o smollm2-24
-  thalweg compress smollm2 --method layer_drop --option count=4 --text novel.txt -o smollm2-26
+  thalweg compress smollm2 --method wanda --sparsity 2:4 -o smollm2-24
+  thalweg compress smollm2 --method layer_drop --option count=4 --text novel.txt --skip 0,29 -o smollm2-26
   thalweg compress FOLDER --method llmcompressor:awq --environment venv/bin/python --text novel.txt -o awq
 
 `thalweg list compressors` names the methods, `thalweg show compressor NAME` their options. All linear maps inside the layers are compressed;
@@ -20,7 +20,7 @@ that are written are dense floats with the values of the compressed model; the r
 Exit codes: 0 done; 2 cannot be opened, compressed or written"""
 
 SHORT = ("bits", "group", "sparsity")  # options of methods that have flags of their own
-SAMPLES, LENGTH = 128, 512
+SAMPLES = 128
 
 
 def configure(parser) -> None:
@@ -43,9 +43,11 @@ def configure(parser) -> None:
     where.add_argument("--skip", metavar="WHICH", help="layers that are left as they are, 0,29 (none)")
     where.add_argument("--sites", metavar="WHICH", help="attention, mlp or both (both)")
     text = parser.add_argument_group("calibration and model")
-    text.add_argument("--text", metavar="FILE", help="calibration: .jsonl with a field text, or a text")
+    text.add_argument(
+        "--text", metavar="FILE", help="calibration: .jsonl with a field text, or a text (the shipped novels)"
+    )
     text.add_argument("--samples", type=int, default=SAMPLES, metavar="N", help=f"windows of the text ({SAMPLES})")
-    text.add_argument("--length", type=int, metavar="N", help=f"tokens of a window ({LENGTH}, or what the model takes)")
+    text.add_argument("--length", type=int, metavar="N", help=f"tokens of a window (512, or what the model takes)")
     text.add_argument("--batch-size", type=int, default=1, metavar="N", help="windows of a pass (1)")
     text.add_argument("--dtype", default="float32", help="of the weights: float32, bfloat16, float64, auto (float32)")
     text.add_argument("--which", choices=("best", "last"), help="checkpoint, of a run (best)")
@@ -55,13 +57,17 @@ def configure(parser) -> None:
 
 
 def run(args) -> ExitCode:
+    from thalweg.cli.calibrating import calibration_from
     from thalweg.config import check_new
 
     options = with_short(args, SHORT)
-    check_method(args, options)  # a slip is told before a model is loaded
+    needed = check_method(args, options)  # a slip is told before a model is loaded
     folder = check_new(args.output)
     opened = _opened(args)
-    calibration = _calibration(args, opened)
+    calibration = None
+    if needed or args.text is not None:
+        read = {"samples": args.samples, "length": args.length, "quiet": args.quiet}
+        calibration = calibration_from(args.text, opened.tokenizer, opened.model, **read)
 
     def tell(line: str) -> None:
         say(line, quiet=args.quiet)
@@ -82,8 +88,11 @@ def run(args) -> ExitCode:
     return ExitCode.OK
 
 
-def check_method(args, options: dict[str, Any]) -> None:
-    """Raises: UnknownNameError for a method or option that is not there; InputError for values and flags that cannot be."""
+def check_method(args, options: dict[str, Any]) -> bool:
+    """Whether the method needs to see text.
+
+    Raises: UnknownNameError for a method or option that is not there; InputError for values and flags that cannot be.
+    """
     from thalweg.compression import compressors
     from thalweg.compression.adapters.libraries import external, is_external
     from thalweg.compression.adapters.running import check_environment
@@ -101,8 +110,7 @@ def check_method(args, options: dict[str, Any]) -> None:
             )
         _check_short(args, compressors.registry[args.method].Options)
         needed = compressors.create(args.method, **options).needs_calibration
-    if needed and args.text is None:
-        raise InputError(f"{args.method} needs to see text; give --text FILE")
+    return needed
 
 
 def _check_short(args, kind: type) -> None:
@@ -124,33 +132,6 @@ def _opened(args):
     for line in (opened.name, *opened.notes):
         say(line, quiet=args.quiet)
     return opened
-
-
-def _calibration(args, opened):
-    """The windows of the text; None without one."""
-    from thalweg.compression import calibration_of
-    from thalweg.data.text.tokenizer import token_ids
-    from thalweg.evaluation import documents_of
-    from thalweg.evaluation.perplexity import length_of
-
-    if args.text is None:
-        return None
-    most = length_of(opened.model, args.length)
-    length = min(LENGTH, most) if args.length is None else most
-    documents, tokenizer = documents_of(args.text), opened.require_tokenizer()
-    found = calibration_of(
-        (document.text for document in documents),
-        lambda text: token_ids(tokenizer, text),
-        samples=args.samples,
-        length=length,
-        source=f"{documents.source} (SHA-256 {documents.sha256[:16]})",
-    )
-    if len(found.samples) < args.samples:
-        say(
-            f"the text holds {len(found.samples)} windows of {length} tokens, {args.samples} were asked for",
-            quiet=args.quiet,
-        )
-    return found
 
 
 def _compressed(args, opened, calibration, options: dict[str, Any], tell):

@@ -1,0 +1,45 @@
+"""The text on which a compressor is calibrated, of ``thalweg compress`` and ``thalweg compare --method``."""
+
+from typing import Any
+
+from torch import nn
+
+from thalweg.cli.console import say
+from thalweg.compression.calibration import Calibration, calibration_of
+from thalweg.data.tasks.austen import HELD_OUT, novels
+from thalweg.data.text.tokenizer import token_ids
+from thalweg.errors import InputError
+from thalweg.evaluation import documents_of
+from thalweg.evaluation.perplexity import length_of
+
+SHIPPED = "the training novels (shipped)"
+LENGTH = 512  # tokens of a window, where the model takes as many
+CHARACTERS = 200_000  # of every shipped novel: all are seen, and none is cut into tokens to its end for a few windows
+
+
+def calibration_from(
+    text: str | None, tokenizer: Any, model: nn.Module, *, samples: int, length: int | None = None, quiet: bool = False
+) -> Calibration:
+    """Windows of a file, or of the shipped novels that are not held out.
+
+    Raises: InputError for no tokenizer, a file that cannot be read, and windows that the text or the model does not hold.
+    """
+    if tokenizer is None:
+        raise InputError(
+            "a calibration needs the tokenizer of the model, and there is none beside it; name a folder that has the right one"
+        )
+    most = length_of(model, length)
+    size = min(LENGTH, most) if length is None else most
+    if text is None:
+        source = SHIPPED
+        texts = [content[:CHARACTERS] for name, content in novels().items() if name != HELD_OUT]
+    else:
+        documents = documents_of(text)
+        source = f"{documents.source} (SHA-256 {documents.sha256[:16]})"
+        texts = [document.text for document in documents]
+    found = calibration_of(texts, lambda one: token_ids(tokenizer, one), samples=samples, length=size, source=source)
+    held = f"calibrated on {source}: {len(found.samples)} windows of {size} tokens"
+    if len(found.samples) < samples:
+        held += f" ({samples} were asked for; the text holds no more)"
+    say(held, quiet=quiet)
+    return found
