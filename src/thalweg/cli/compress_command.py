@@ -47,7 +47,7 @@ def configure(parser) -> None:
         "--text", metavar="FILE", help="calibration: .jsonl with a field text, or a text (the shipped novels)"
     )
     text.add_argument("--samples", type=int, default=SAMPLES, metavar="N", help=f"windows of the text ({SAMPLES})")
-    text.add_argument("--length", type=int, metavar="N", help=f"tokens of a window (512, or what the model takes)")
+    text.add_argument("--length", type=int, metavar="N", help="tokens of a window (512, or what the model takes)")
     text.add_argument("--batch-size", type=int, default=1, metavar="N", help="windows of a pass (1)")
     text.add_argument("--dtype", default="float32", help="of the weights: float32, bfloat16, float64, auto (float32)")
     text.add_argument("--which", choices=("best", "last"), help="checkpoint, of a run (best)")
