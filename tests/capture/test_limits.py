@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from tiny_families import VOCAB, tiny
+from transformers import BertConfig, BertModel, RobertaConfig, RobertaModel
 
 import thalweg
 from thalweg.capture.limits import longest_of, vocabulary_of
@@ -46,9 +47,26 @@ def test_a_window_is_what_the_model_takes(ours):
     """Fails where only ``max_position_embeddings`` is read, which a model of ours does not have."""
     assert longest_of(ours) == SHORT and vocabulary_of(ours) == VOCAB
     assert plans(ours).length == SHORT
-    with pytest.raises(InputError, match=f"takes {SHORT} tokens at most, got length {SHORT + 1}"):
+    with pytest.raises(InputError, match=f"takes {SHORT} tokens at most, got a length of {SHORT + 1}"):
         thalweg.measure(ours, IDS, length=SHORT + 1)
     assert plans(tiny("llama")).length == min(512, longest_of(tiny("llama")))
+
+
+def test_positions_that_padding_takes_are_not_counted():
+    """RoBERTa counts from its padding token's position on: the row of 22 tokens is read, that of 23 is beyond the table."""
+    sizes = {
+        "vocab_size": VOCAB,
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
+    model = RobertaModel(RobertaConfig(**sizes, max_position_embeddings=24, pad_token_id=1)).eval()
+    assert longest_of(model) == 22
+    assert model(torch.full((1, 22), 5)).last_hidden_state.isfinite().all()
+    with pytest.raises((IndexError, RuntimeError), match="out of (range|bounds)"):
+        model(torch.full((1, 23), 5))
+    assert longest_of(BertModel(BertConfig(**sizes, max_position_embeddings=24))) == 24
 
 
 def test_a_run_is_measured_in_windows_that_it_takes(ours, monkeypatch, tmp_path, capsys):

@@ -111,7 +111,7 @@ def test_the_window_is_no_longer_than_what_the_model_takes(small, tmp_path, caps
     (tmp_path / "short.txt").write_text("A few words.", encoding="utf-8")
     for text in (small / "text.txt", tmp_path / "short.txt"):
         shown = said(capsys, [*argv, "--text", text, "--length", "65", "--quiet"], code=2)
-        assert shown.err == "error: the window must have at most 64 tokens (what this model takes), got 65\n"
+        assert shown.err == "error: the model takes 64 tokens at most, got a length of 65; give 64 or less\n"
     shown = said(capsys, [*argv, "--text", small / "text.txt", "--length", "0", "--quiet"], code=2)
     assert shown.err == "error: length must be a whole number from 2 on, got 0\n"
     assert not (tmp_path / "out").exists()

@@ -112,7 +112,7 @@ def test_an_encoder_has_no_loss(place, capsys):
         (["nowhere/model"], "nowhere/model"),
         (["bare", "--text", "text.txt"], "bare has no tokenizer beside it"),
         (["llama", "--text", "absent.txt"], "absent.txt"),
-        (["llama", "--text", "text.txt", "--length", "65"], "the model takes 64 tokens at most, got length 65"),
+        (["llama", "--text", "text.txt", "--length", "65"], "the model takes 64 tokens at most, got a length of 65"),
         (["llama", "--text", "text.txt", "--tokens", "0"], "--tokens must be at least 1, got 0"),
         (["llama", "--rows", "rows.txt"], "rows.txt must end in .jsonl, .parquet, .csv"),
         (["llama", "--dtype", "float31"], "float31"),

@@ -168,7 +168,7 @@ def test_a_window_is_no_longer_than_either_model_takes(shorter, low):
     more = {"names": tuple(takes), "mode": "global", "low_memory": low}
     assert diagnose(*pair, [ONE[0] * 3], **more).plan.length == 9
     assert diagnose(*pair, [ONE[0] * 3], length=5, **more).plan.length == 5
-    with pytest.raises(InputError, match=f"^{shorter} takes 9 tokens at most, got length 10") as error:
+    with pytest.raises(InputError, match=f"^{shorter} takes 9 tokens at most, got a length of 10") as error:
         compare(*pair, [ONE[0] * 3], length=10, **more)
     assert "\n" not in str(error.value)
 
@@ -387,7 +387,7 @@ def test_the_command_calibrates_on_no_more_than_the_model_takes(folders, capsys,
     assert [len(row) for row in seen[0].samples] == [48] * 3
     assert main([*argv, "--calibration", "long.txt", "--length", "49", "--overwrite"]) == 2
     line = capsys.readouterr().err
-    assert line.count("\n") == 1 and line.startswith("error: base takes 48 tokens at most, got length 49")
+    assert line.count("\n") == 1 and line.startswith("error: base takes 48 tokens at most, got a length of 49")
 
 
 def test_the_command_compares_with_a_compressed_cache(folders, capsys, monkeypatch):

@@ -169,7 +169,7 @@ def test_lengths_and_vocabularies_of_every_kind():
         ({"texts": []}, "no document"),
         ({"texts": [""]}, "holds no token"),
         ({"texts": ["a"], "bos": False}, "one token"),
-        ({"window": LENGTH + 1}, f"at most {LENGTH}"),
+        ({"window": LENGTH + 1}, f"{LENGTH} tokens at most"),
         ({"window": 1}, "at least 2"),
         ({"stride": 0}, "stride"),
         ({"batch_size": 0}, "batch_size"),

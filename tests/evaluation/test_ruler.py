@@ -304,7 +304,7 @@ def test_refuses():
     samples = {"single": made("single", 900, 1)}
     with pytest.raises(InputError, match="is an encoder"):
         ruler.run(model("bert"), encoder_tokenizer(), samples, length=60)
-    with pytest.raises(InputError, match="at most 3000"):
+    with pytest.raises(InputError, match="3000 tokens at most"):
         ruler.run(small(), BYTES, samples, length=3001)
     with pytest.raises(InputError, match="no tokenizer"):
         ruler.run(small(), None, samples, length=900)

@@ -16,7 +16,7 @@ from thalweg.capture.evaluating import evaluating
 from thalweg.capture.heads import OWN
 from thalweg.capture.inner import INNER_MEASURES, inner_places, prove_inner
 from thalweg.capture.layout import Located
-from thalweg.capture.limits import longest_of, vocabulary_of
+from thalweg.capture.limits import longest_of, vocabulary_of, window_length
 from thalweg.capture.locating import locate
 from thalweg.capture.plan import MeasurePlan, rows_of_a_batch, scratch_of
 from thalweg.capture.proof import TOLERANCE, called, dtype_name, dtype_of, prove
@@ -104,7 +104,7 @@ def measure(
     asked = _open(model, tokenizer, name)
     located = locate(asked.model, map)
     vocabulary = vocabulary_of(located.model) or 0
-    length = window_length(located, length)
+    length = window_length(longest_of(located.model), length, LENGTH)
     text = cut(texts, encoder_of(asked.tokenizer), length, tokens, bos)
     rows_each = rows_of_a_batch(length, vocabulary) if batch_size is None else batch_size
     if isinstance(rows_each, bool) or not isinstance(rows_each, int) or rows_each < 1:
@@ -316,16 +316,6 @@ def check_ids(text: Text, vocabulary: int) -> None:
         raise InputError(
             f"token {largest} is in the text, the model has {vocabulary} tokens; give the tokenizer of this model, or ids below {vocabulary}"
         )
-
-
-def window_length(located: Located, asked: int | None) -> int:
-    """Tokens of a window. Raises: InputError for more than the model takes."""
-    longest = longest_of(located.model)
-    if asked is None:
-        return min(LENGTH, longest or LENGTH)
-    if longest is not None and isinstance(asked, int) and asked > longest:
-        raise InputError(f"the model takes {longest} tokens at most, got length {asked}")
-    return asked
 
 
 def _check_heads(located: Located, options: StatisticsOptions) -> None:

@@ -4,13 +4,13 @@ from typing import Any
 
 from torch import nn
 
+from thalweg.capture.limits import longest_of, window_length
 from thalweg.cli.console import say
 from thalweg.compression.calibration import Calibration, calibration_of
 from thalweg.data.tasks.austen import HELD_OUT, novels
 from thalweg.data.text.tokenizer import token_ids
 from thalweg.errors import InputError
 from thalweg.evaluation import documents_of
-from thalweg.evaluation.perplexity import length_of
 
 SHIPPED = "the training novels (shipped)"
 LENGTH = 512  # tokens of a window, where the model takes as many
@@ -28,8 +28,7 @@ def calibration_from(
         raise InputError(
             "a calibration needs the tokenizer of the model, and there is none beside it; name a folder that has the right one"
         )
-    most = length_of(model, length)
-    size = min(LENGTH, most) if length is None else most
+    size = window_length(longest_of(model), length, LENGTH)
     if text is None:
         source = SHIPPED
         texts = [content[:CHARACTERS] for name, content in novels().items() if name != HELD_OUT]

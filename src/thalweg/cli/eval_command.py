@@ -228,15 +228,11 @@ def calibration(opened) -> list[dict[str, Any]]:
     """What a coefficient is measured on: the beginning of the shipped training text, which no default evaluation reads."""
     import torch
 
-    from thalweg.data.tasks.austen import HELD_OUT, novels
-    from thalweg.data.text.tokenizer import token_ids
-    from thalweg.evaluation.perplexity import length_of
+    from thalweg.cli.calibrating import calibration_from
 
-    length = min(512, length_of(opened.model, None))
-    text = next(text for title, text in novels().items() if title != HELD_OUT)
-    ids = token_ids(opened.require_tokenizer(), text[: 32 * length])[: 4 * length]
+    found = calibration_from(None, opened.require_tokenizer(), opened.model, samples=4, quiet=True)
     device = next(opened.model.parameters()).device
-    return [{"input_ids": torch.tensor([ids[i : i + length]], device=device)} for i in range(0, len(ids), length)]
+    return [{"input_ids": torch.tensor([row], device=device)} for row in found.samples]
 
 
 def jobs_of(args, opened, documents) -> list[Any]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.capture.layout import Located
-from thalweg.capture.limits import longest_of
+from thalweg.capture.limits import longest_of, window_length
 from thalweg.capture.locating import locate
 from thalweg.capture.measure import LENGTH
 from thalweg.compression.compressing import Compressed
@@ -212,13 +212,7 @@ def window_of(base: Description, compressed: Description, asked: int | None) -> 
     """Tokens of a window (None: 512, or what both models take). Raises: InputError for more than one of them takes."""
     known = [(about.longest, about.name) for about in (base, compressed) if about.longest is not None]
     longest, name = min(known, key=lambda one: one[0], default=(None, ""))
-    if asked is None:
-        return min(LENGTH, longest or LENGTH)
-    if longest is not None and isinstance(asked, int) and asked > longest:
-        raise InputError(
-            f"{name} takes {longest} tokens at most, got length {asked}; give a length of at most {longest}"
-        )
-    return asked
+    return window_length(longest, asked, LENGTH, name)
 
 
 def _layers(base: Description, compressed: Description) -> dict[int, int]:

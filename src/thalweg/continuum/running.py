@@ -10,9 +10,9 @@ from typing import Any
 from torch import nn
 
 from thalweg import config
-from thalweg.capture.limits import vocabulary_of
+from thalweg.capture.limits import longest_of, vocabulary_of, window_length
 from thalweg.capture.locating import locate
-from thalweg.capture.measure import check_ids, encoder_of, padding_of, prove_rows, window_length
+from thalweg.capture.measure import LENGTH, check_ids, encoder_of, padding_of, prove_rows
 from thalweg.capture.windows import Text, cut
 from thalweg.continuum.base import ENOUGH, SKETCH, Collector, Finding, Probe, Subject, batch_of, registry
 from thalweg.continuum.passes import read
@@ -223,7 +223,8 @@ def _why_not(probe: Probe, subject: Subject, text: Text | None) -> str | None:
 
 
 def _text(subject: Subject, texts: Iterable[Any], length: int | None, tokens: int | None, bos: int | None) -> Text:
-    text = cut(texts, encoder_of(subject.tokenizer), window_length(subject.place, length), tokens, bos)
+    window = window_length(longest_of(subject.place.model), length, LENGTH)
+    text = cut(texts, encoder_of(subject.tokenizer), window, tokens, bos)
     check_ids(text, vocabulary_of(subject.model) or 0)
     return text
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from thalweg._words import counted
 from thalweg.capture.evaluating import evaluating
-from thalweg.capture.limits import longest_of, vocabulary_of
+from thalweg.capture.limits import longest_of, vocabulary_of, window_length
 from thalweg.data.text.tokenizer import token_ids
 from thalweg.errors import InputError
 from thalweg.evaluation import lm_eval, masked, ruler
@@ -178,9 +178,7 @@ def ruler_job(
     """Long-context tasks, made now. Raises: InputError."""
     check_tokenizer(tokenizer)
     check_causal(model)
-    longest = longest_of(model)
-    if longest is not None and length > longest:
-        raise InputError(f"the length must be at most {longest} tokens (what this model takes), got {length}")
+    window_length(longest_of(model), length, length)
     names = ruler.names_of(tasks)
     options: dict[str, Any] = {"seed": seed, "text": text}
     made = {

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from thalweg.capture.limits import longest_of, vocabulary_of
+from thalweg.capture.limits import longest_of, vocabulary_of, window_length
 from thalweg.errors import InputError
 from thalweg.evaluation.documents import Document, Documents, as_documents
 from thalweg.evaluation.scores import Metric, Scores
@@ -119,12 +119,7 @@ def plan_of(
 
 def length_of(model: nn.Module, window: int | None) -> int:
     """Tokens of a window. Raises: InputError for more than the model takes."""
-    longest = longest_of(model)
-    if window is None:
-        return min(longest or WIDEST, WIDEST)
-    if longest is not None and window > longest:
-        raise InputError(f"the window must have at most {longest} tokens (what this model takes), got {window}")
-    return window
+    return window_length(longest_of(model), window, WIDEST)
 
 
 def prefix_of(tokenizer: Any, bos: int | bool | None) -> int | None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.capture.evaluating import evaluating
-from thalweg.capture.limits import longest_of
+from thalweg.capture.limits import longest_of, window_length
 from thalweg.data.text.tokenizer import Tokenizer, token_ids
 from thalweg.errors import InputError
 from thalweg.evaluation.ruler.sample import Sample
@@ -49,9 +49,7 @@ def run(
     check_batch(batch_size)
     check_tokenizer(tokenizer)
     check_causal(model)
-    longest = longest_of(model)
-    if longest is not None and length > longest:
-        raise InputError(f"the length must be at most {longest} tokens (what this model takes), got {length}")
+    window_length(longest_of(model), length, length)
     known, total, done = known or {}, sum(map(len, samples.values())), 0
     found: dict[str, Scores] = {}
     for task, made in samples.items():
