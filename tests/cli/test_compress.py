@@ -53,7 +53,8 @@ def test_a_folder_with_its_record(small, tmp_path, capsys):
     assert record["calibration"]["samples"] == 4 and record["calibration"]["tokens"] == 128
     lines = shown.err.splitlines()
     plan = next(i for i, line in enumerate(lines) if "runs of one block" in line)
-    assert plan < next(i for i, line in enumerate(lines) if line == "  1 of 2 layers")
+    timed = next(i for i, line in enumerate(lines) if line.startswith("about ") and line.endswith(" s, from one layer"))
+    assert plan < timed < next(i for i, line in enumerate(lines) if line == "  2 of 2 layers")
     assert json.loads((folder / "thalweg_compression.json").read_text()).items() <= record.items()
     opened = open_model(folder)
     assert opened.tokenizer is not None

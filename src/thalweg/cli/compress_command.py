@@ -1,5 +1,6 @@
 """``thalweg compress``: a smaller twin of a model, as a folder of transformers with the record of what was done."""
 
+import time
 from typing import Any
 
 from thalweg import config
@@ -150,10 +151,16 @@ def _compressed(args, opened, calibration, options: dict[str, Any], tell):
             **options,
         )
 
+    began = 0.0
+
     def progress(done: int, plan) -> None:
+        nonlocal began
         if not done:
             for line in plan.lines:
                 tell(line)
+            began = time.perf_counter()
+        elif plan.tokens and done == 1 < plan.layers:
+            tell(f"about {(time.perf_counter() - began) * plan.layers:.0f} s, from one layer")
         elif done == plan.layers or (plan.tokens and done % max(plan.layers // 8, 1) == 0):
             tell(f"  {done} of {plan.layers} layers")
 
