@@ -64,7 +64,7 @@ def test_positions_that_padding_takes_are_not_counted():
     model = RobertaModel(RobertaConfig(**sizes, max_position_embeddings=24, pad_token_id=1)).eval()
     assert longest_of(model) == 22
     assert model(torch.full((1, 22), 5)).last_hidden_state.isfinite().all()
-    with pytest.raises((IndexError, RuntimeError), match="out of (range|bounds)"):
+    with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)"):
         model(torch.full((1, 23), 5))
     assert longest_of(BertModel(BertConfig(**sizes, max_position_embeddings=24))) == 24
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -62,11 +63,15 @@ def parameters_of(stream: nn.Module, sublayers: nn.Module | None = None) -> dict
 
 @dataclass(frozen=True)
 class Outcome:
-    """One differentiated pass: the output, what every sublayer was given, and the gradient of every leaf (None: not reached)."""
+    """One pass: the output, what every sublayer was given, and the gradient of every leaf (None: not reached), computed when first read."""
 
     output: Tensor
     inputs: list[Tensor]
-    gradients: Mapping[str, Tensor | None]
+    backward: Callable[[], Mapping[str, Tensor | None]]
+
+    @cached_property
+    def gradients(self) -> Mapping[str, Tensor | None]:
+        return self.backward()
 
 
 def differentiate(
@@ -77,7 +82,7 @@ def differentiate(
     tokens: Any = None,
     seed: int = 5,
 ) -> Outcome:
-    """Run ``call(embedding, sublayers, tokens)`` and its backward pass under a random cotangent.
+    """Run ``call(embedding, sublayers, tokens)``; its backward pass, under a random cotangent, waits until somebody reads a gradient.
 
     The cotangent is random because one of ones is blind to whatever keeps sums (a doubly stochastic map).
     """
@@ -92,9 +97,8 @@ def differentiate(
         return run
 
     output = call(leaf, [recorded(sublayer) for sublayer in sublayers], tokens)
-    return Outcome(
-        output.detach(), [x.detach() for x in given], gradients(output, leaf, parameters_of(stream, sublayers), seed)
-    )
+    leaves = parameters_of(stream, sublayers)
+    return Outcome(output.detach(), [x.detach() for x in given], lambda: gradients(output, leaf, leaves, seed))
 
 
 def gradients(
@@ -110,7 +114,7 @@ def gradients(
 
 
 def require_same(got: Outcome, want: Outcome, than: str, tolerance: float = EXACT, least: float = 0.0) -> None:
-    """Outputs, sublayer inputs and all gradients agree. Raises: BrokenError with everything that does not.
+    """Outputs and sublayer inputs agree, and then all gradients. Raises: BrokenError with everything that does not.
 
     least: the smallest gradient that is more than rounding.
     """
@@ -127,6 +131,7 @@ def require_same(got: Outcome, want: Outcome, than: str, tolerance: float = EXAC
         broken.append(f"{len(got.inputs)} sublayers were called, {len(want.inputs)} by {than}")
     for index, (a, b) in enumerate(zip(got.inputs, want.inputs, strict=False)):
         collect(f"input of sublayer {index}", a, b)
+    _none(broken)
     # A gradient that is zero in exact arithmetic is compared on the scale of the others.
     floor = 1e-3 * max(
         (g.abs().max().item() for g in want.gradients.values() if g is not None and g.numel()), default=0.0
@@ -134,6 +139,10 @@ def require_same(got: Outcome, want: Outcome, than: str, tolerance: float = EXAC
     floor = max(floor, least)
     for name, gradient in want.gradients.items():
         collect(f"gradient of {name}", got.gradients[name], gradient, floor if math.isfinite(floor) else 0.0)
+    _none(broken)
+
+
+def _none(broken: list[str]) -> None:
     require(not broken, "; ".join(broken[:4]) + (f"; and {len(broken) - 4} more" if len(broken) > 4 else ""))
 
 

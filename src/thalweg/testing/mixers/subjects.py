@@ -79,19 +79,22 @@ def require_logits(mixer: Mixer) -> None:
 def differentiate(
     call: Callable[[Tensor], Tensor], mixer: Mixer, logits: Tensor, *, seed: int = 5, scale: float = 1.0
 ) -> Outcome:
-    """``call(logits)`` with the gradients of the logits and of the mixer's own parameters under a random cotangent.
+    """``call(logits)`` with the gradients, once they are read, of the logits and of the mixer's own parameters under a random cotangent.
 
     The cotangent is random because one of ones is blind to whatever keeps sums (a doubly stochastic map). ``scale`` multiplies it.
     """
     leaf = logits.detach().clone().requires_grad_()
     leaves = {"logits": leaf, **dict(mixer.named_parameters())}
     output = call(leaf)
-    generator = torch.Generator().manual_seed(seed)
-    cotangent = scale * torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output.dtype)
-    gradients: dict[str, Tensor | None] = dict.fromkeys(leaves)  # stay None where the output depends on nothing
-    asked = {name: leaf for name, leaf in leaves.items() if leaf.numel()}
-    if output.requires_grad and asked:
-        gradients |= zip(
-            asked, torch.autograd.grad(output, list(asked.values()), cotangent, allow_unused=True), strict=True
-        )
-    return Outcome(output.detach(), [], gradients)
+
+    def backward() -> dict[str, Tensor | None]:
+        generator = torch.Generator().manual_seed(seed)
+        cotangent = scale * torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output.dtype)
+        gradients: dict[str, Tensor | None] = dict.fromkeys(leaves)  # stay None where the output depends on nothing
+        asked = {name: leaf for name, leaf in leaves.items() if leaf.numel()}
+        if output.requires_grad and asked:
+            found = torch.autograd.grad(output, list(asked.values()), cotangent, allow_unused=True)
+            gradients |= zip(asked, found, strict=True)
+        return gradients
+
+    return Outcome(output.detach(), [], backward)
