@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from thalweg import config
-from thalweg.cli.console import emit, say
+from thalweg.cli.console import deliver, say
 from thalweg.cli.flags import with_short
 from thalweg.errors import ExitCode, InputError
 
@@ -74,18 +74,14 @@ def run(args) -> ExitCode:
         say(line, quiet=args.quiet)
 
     made = _compressed(args, opened, calibration, options, tell)
-    tell(f"writing {folder}")
-    failed = None
-    try:
-        made.save(folder, tokenizer=opened.tokenizer)
-    except InputError as error:  # the record is printed all the same
-        failed = error
-    if args.json:
-        emit({**made.record.plain(), "output": None if failed else str(folder)})
-    else:
-        print(*made.record.lines(), *([] if failed else [made.record.weights, f"in {folder}"]), sep="\n")
-    if failed is not None:
-        raise failed
+    record = made.record
+    deliver(
+        folder,
+        lambda: made.save(folder, tokenizer=opened.tokenizer),
+        lambda: print(*record.lines(), record.weights, sep="\n", flush=True),
+        record.plain(),
+        args.json,
+    )
     return ExitCode.OK
 
 

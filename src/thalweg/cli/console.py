@@ -4,7 +4,8 @@ import argparse
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from thalweg.errors import InputError, UnknownNameError
@@ -67,6 +68,28 @@ def emit(value: Any) -> None:
     print(jsonl.encode(value, indent=2))
 
 
+def deliver(
+    folder: Path, write: Callable[[], Any], show: Callable[[], Any], plain: dict[str, Any], as_json: bool
+) -> None:
+    """A result that people are shown, or machines are given, and its folder: one that cannot be written does not lose the result.
+
+    ``plain`` gets ``output``, null where nothing was written. Raises: InputError of ``write``, at the end.
+    """
+    failed = None
+    if not as_json:
+        show()
+    try:
+        write()
+    except InputError as error:
+        failed = error
+    if as_json:
+        emit({**plain, "output": None if failed else str(folder)})
+    if failed is not None:
+        raise failed
+    if not as_json:
+        print(f"in {folder}")
+
+
 def table(rows: list[dict[str, Any]], columns: dict[str, str]) -> None:
     """A result for people: ``columns`` maps keys of the rows to headings. On a terminal with rules, else plain tab-separated lines."""
     if not sys.stdout.isatty():
@@ -104,7 +127,6 @@ def grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def confirm_output(path: str, overwrite: bool) -> None:
     """Before anything is computed: refuse to write over an existing file, and to write where nothing can be. Raises: InputError."""
     import os
-    from pathlib import Path
 
     if not path:
         raise InputError("the output needs a name, got an empty one; leave the flag out for the default")

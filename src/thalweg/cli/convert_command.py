@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from thalweg.cli import connection_flags
-from thalweg.cli.console import emit, say
+from thalweg.cli.console import deliver, say
 from thalweg.errors import ExitCode, InputError
 
 EXAMPLES = """examples:
@@ -89,19 +89,14 @@ def run(args) -> ExitCode:
         allow_drift=args.allow_drift,
     )
     new = sum(p.numel() for p in made.model.parameters()) - count
-    if not args.json:
-        print(*made.proof.lines(), sep="\n", flush=True)  # before the folder is written: a full disk does not lose it
-    failed = None
-    try:
-        save(made, folder, tokenizer=source.tokenizer)
-    except InputError as error:
-        failed = error
-    if args.json:
-        emit({**made.proof.plain(), "output": None if failed else str(folder), "new_parameters": new})
-    if failed is not None:
-        raise failed
-    if not args.json:
-        print(f"{made.proof.connection}: {new:+,} parameters, in {folder}")
+    lines = [*made.proof.lines(), f"{made.proof.connection}: {new:+,} parameters"]
+    deliver(
+        folder,
+        lambda: save(made, folder, tokenizer=source.tokenizer),
+        lambda: print(*lines, sep="\n", flush=True),
+        {**made.proof.plain(), "new_parameters": new},
+        args.json,
+    )
     return ExitCode.OK
 
 

@@ -1,6 +1,6 @@
 """``thalweg prune``: heads of a model taken away for good, named by a person or chosen by a measured score."""
 
-from thalweg.cli.console import emit, say, table
+from thalweg.cli.console import deliver, say, table
 from thalweg.cli.convert_command import add_data, opened
 from thalweg.errors import ExitCode, InputError
 
@@ -66,19 +66,13 @@ def run(args) -> ExitCode:
         length=None if rows is not None else args.length,
         progress=progress,
     )
-    record, failed = made.record, None
-    if not args.json:  # before the folder is written: a full disk does not lose it
-        show(record)
-    try:
-        save_pruned(made, folder, tokenizer=source.tokenizer)
-    except InputError as error:
-        failed = error
-    if args.json:
-        emit({**record.plain(), "output": None if failed else str(folder)})
-    if failed is not None:
-        raise failed
-    if not args.json:
-        print(f"in {folder}")
+    deliver(
+        folder,
+        lambda: save_pruned(made, folder, tokenizer=source.tokenizer),
+        lambda: show(made.record),
+        made.record.plain(),
+        args.json,
+    )
     return ExitCode.OK
 
 

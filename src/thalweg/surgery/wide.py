@@ -2,13 +2,14 @@
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from thalweg.capture.evaluating import evaluating
 from thalweg.ops.precision import default_dtype
 
 
@@ -28,15 +29,11 @@ def _wider(value: Any) -> Any:
 @contextmanager
 def running(dtype: torch.dtype, *models: nn.Module) -> Iterator[None]:
     """The region in which ``models`` compute in ``dtype``: without gradients and dropout, and wide where that is float64."""
-    training = [model.training for model in models]
-    for model in models:
-        model.eval()
-    try:
-        with torch.no_grad(), Float64() if dtype == torch.float64 else nullcontext():
-            yield
-    finally:
-        for model, was in zip(models, training, strict=True):
-            model.train(was)
+    with ExitStack() as stack:
+        for model in models:
+            stack.enter_context(evaluating(model))
+        stack.enter_context(Float64() if dtype == torch.float64 else nullcontext())
+        yield
 
 
 def in_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
