@@ -1,6 +1,7 @@
 """Errors that reach a person: one clear line, a documented exit code, never a traceback without ``--debug``."""
 
 import difflib
+import re
 from collections.abc import Iterable
 from enum import IntEnum
 
@@ -35,6 +36,14 @@ def _rebuilt(kind: type[ThalwegError], args: tuple) -> ThalwegError:
 
 class ThalwegWarning(UserWarning):
     """Something is missing or was left out, and the rest goes on; the command line shows it as one line on stderr."""
+
+
+_MEMORY = re.compile(r"out of memory|can't allocate memory|cannot allocate memory|not enough memory", re.IGNORECASE)
+
+
+def is_memory(error: BaseException) -> bool:
+    """Whether there was no memory left: Python's own error, or what torch says on a CPU or a GPU."""
+    return isinstance(error, MemoryError) or _MEMORY.search(str(error)) is not None
 
 
 def first_line(error: BaseException) -> str:

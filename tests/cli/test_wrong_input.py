@@ -309,3 +309,23 @@ def test_a_folder_that_takes_no_files_is_refused_before_the_plan_is_timed(place,
     assert main([*TINY, "-o", str(place / "runs" / "new")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith(f"{place} may not be written to; choose another place")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:130] DefaultCPUAllocator: can't allocate memory: you tried 80 GB"),
+    ],
+)
+def test_no_memory_left_is_no_bug(capsys, monkeypatch, error):
+    from thalweg.cli import train_command
+
+    def run(args):
+        raise error
+
+    monkeypatch.setattr(train_command, "run", run)
+    assert main([*TINY, "--dry-run"]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("error: out of memory (") and line.endswith("choose a smaller model, batch or length\n")
+    assert line.count("\n") == 1

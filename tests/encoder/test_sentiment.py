@@ -174,6 +174,7 @@ def of(train, valid=None, classes=("negative", "positive")):
         (lambda: data.load("copy", objective="masked"), "objective must be next_token for copy, got 'masked'"),
         (lambda: of((["a", "b"], [1, 1])), "holds one class only (positive); there is nothing to tell apart"),
         (lambda: of((["a", " \n"], [0, 1])), "text 1 of the train split is empty; leave it out"),
+        (lambda: of((["a", None], [0, 1])), "text 1 of the train split is missing"),
         (lambda: of((["a", "a"], [0, 1])), "all 2 texts of the train split are the same"),
         (lambda: of((["a", "b"], [0, 2])), "has label 2, allowed are 0..1"),
         (lambda: of((["a", "b"], [0])), "has 2 texts and 1 labels"),

@@ -12,6 +12,7 @@ from thalweg.errors import InputError, ProofError
 from thalweg.geometry.directional import DirectionalOperator
 from thalweg.geometry.eigenpairs import top_eigenpairs
 from thalweg.growth import Controller, FreeEnergy, Growable, GrowthOptions, GrowthRecord, HeadFactors
+from thalweg.growth.birth import noise_rise, on_the_plane
 from thalweg.growth.options import spectral_dwell
 from thalweg.growth.reading import operator_of, span
 
@@ -282,6 +283,36 @@ def test_it_grows_while_it_trains_and_the_energy_is_recorded():
     fits = [row.value for row in controller.observed.where(measure="growth.fit")]
     assert fits[-1] < fits[0]
     assert all(e.energy_after < e.energy_before for e in controller.record if e.must_fall)
+
+
+def test_the_noise_of_new_heads_raises_the_residual_by_no_more_than_is_said():
+    """At a noise of 1 the fall by lambda does not hold at every birth; at every birth the rise is bounded, and then F need not fall."""
+    bounds = []
+    for noise in (1e-3, 0.3, 1.0):
+        controller = run(Toy(X, layers=2, heads=2), options(noise=noise, most_heads=6))
+        births = [event for event in controller.record if event.kind == "birth" and len(event.heads) == 1]
+        assert births
+        for event in births:
+            if event.must_fall:
+                assert event.energy_after < event.energy_before
+        bounds.append(sum(event.must_fall for event in births) / len(births))
+    assert bounds[0] == 1 and bounds[2] < bounds[0]
+
+
+@pytest.mark.parametrize("noise", [1e-3, 0.3, 1.0, 3.0])
+def test_the_bound_of_the_rise_holds_for_the_operator_itself(noise):
+    x = X.flatten(0, 1)
+    first = HeadFactors(0, *(torch.randn(12, 3, generator=G, dtype=torch.float64) for _ in range(2)))
+    operator = operator_of(x, [first], {}, options())
+    values, vectors = top_eigenpairs(operator, 1)
+    made = on_the_plane(operator, vectors[:, 0], values[0].item(), 4, noise=noise, generator=G)
+    grown = operator_of(x, [first, HeadFactors(1, made.query, made.key)], {1: made.direction}, options())
+
+    def positive(found):
+        return torch.linalg.eigvalsh(found.dense(raw=True)).clamp(min=0).sum().item() / operator.scale
+
+    rise = positive(grown) - (positive(operator) - values[0].item())
+    assert rise <= noise_rise(made, operator) and (rise > 0 or noise < 1)
 
 
 def test_a_diverged_network_ends_as_unstable():

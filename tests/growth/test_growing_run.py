@@ -2,9 +2,11 @@
 
 import dataclasses
 import math
+import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from thalweg import growth
 from thalweg.errors import CheckpointError, InputError
@@ -15,6 +17,7 @@ from thalweg.records import RunFolder
 from thalweg.training import Interrupted, TrainConfig, train
 from thalweg.training import checkpoint as checkpoints
 from thalweg.training.engine import load_decoder
+from thalweg.training.initial import table_of
 
 BASE = {
     "depth": 2,
@@ -107,7 +110,6 @@ def test_the_finished_run_is_a_normal_one(straight, tmp_path):
     import transformers
 
     import thalweg  # noqa: F401  # registers the model
-    from thalweg.training.initial import table_of
     from thalweg.training.measuring import measure_run
 
     folder, found, _ = straight
@@ -180,6 +182,20 @@ def test_a_finished_run_gives_its_result_again(straight):
     assert grow(config(), folder, resume=True).growth == found.growth
 
 
+def test_a_finished_run_writes_its_model_again_where_it_is_gone(straight, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(straight[0], folder)
+    before = load_file(folder / "model" / "model.safetensors")
+    (folder / "model" / "model.safetensors").unlink()
+    grow(config(), folder, resume=True)
+    after = load_file(folder / "model" / "model.safetensors")
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    shutil.rmtree(folder / "model")
+    shutil.rmtree(folder / "checkpoints")
+    with pytest.raises((CheckpointError, InputError), match="checkpoint"):
+        grow(config(), folder, resume=True)
+
+
 def test_layers_masks_and_dictionaries_go_on_bitwise_too(tmp_path):
     """Everything at once: depth by rule, pruning by median with masks, a dictionary in every head, two time scales."""
     rules = {"most_layers": 3, "layer_dwell": 2, "asymmetry_level": 0.05, "threshold": 0.6, "patience": 1, "dwell": 2}
@@ -229,7 +245,7 @@ def test_the_plan_says_what_thresholds_would_give():
     counts = [sum(p.heads) for p in planned.predicted]
     assert counts == sorted(counts, reverse=True) and counts[0] > counts[-1]
     assert [p.threshold for p in planned.predicted] == [0.02, 0.05, 0.1, 0.2, 0.3, 0.4]
-    assert any(p.capped and max(p.heads) == 4 for p in planned.predicted)
+    assert any(p.limited == "capped" and max(p.heads) == 4 for p in planned.predicted)
     assert planned.predicted[0].parameters > planned.training.parameters
     text = "\n".join(planned.lines)
     assert (
@@ -238,6 +254,34 @@ def test_the_plan_says_what_thresholds_would_give():
         and "at most 13 looks" in text
         and "the threshold sets the count" in text
     )
+
+
+def begun(folder):
+    return TrainConfig(**{**BASE, **table_of(folder), "init_from": str(folder), "growth": GROWTH})
+
+
+def test_the_plan_counts_no_more_births_than_the_dwell_leaves_time_for(straight, tmp_path):
+    planned = plan_growth(config({"dwell": 11, "most_heads": 32}, model={"head_size": 2}), probe=False)
+    first = planned.predicted[
+        0
+    ]  # a birth at step 0 and at step 12, by a dwell of 11 and a look every 2 steps, and at step 24
+    assert first.limited == "dwell" and set(first.heads) == {1 + 3}
+    assert planned.look_seconds > sum(layer.seconds for layer in planned.forecast.layers)
+    assert "shares of what this model has left now" not in "\n".join(planned.lines)
+    again = begun(straight[0] / "model")
+    assert "shares of what this model has left now" in "\n".join(plan_growth(again, probe=False).lines)
+
+
+def test_weights_that_are_not_finite_are_refused_by_name(straight, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(straight[0] / "model", folder)
+    weights = load_file(folder / "model.safetensors")
+    name = next(name for name in weights if "output" in name)
+    weights[name].view(-1)[0] = math.nan
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    bad = begun(folder)
+    with pytest.raises(InputError, match=f"{name}.* holds 1 values? that (is|are) NaN"):
+        plan_growth(bad, probe=False)
 
 
 def refusals():
@@ -253,6 +297,7 @@ def refusals():
         (config(dictionary_weight=0.1), {}, "this model has no prototypes; set model.head_prototypes"),
         (config(heads=5), {}, "growth.most_heads is 4, but the run starts with 5 heads"),
         (config({"most_layers": 1}), {}, "growth.most_layers is 1, but the run starts with 2 layers"),
+        (config({"most_layers": 3}, connection="deepnorm"), {}, "cannot get a layer that changes nothing: 'deepnorm'"),
         (config({"dwell": "foo"}), {}, "growth.dwell must be a whole number of steps, or gap, got 'foo'"),
         (
             config(model={"head_size": 4, "head_prototypes": True, "prototypes": 5000}, dictionary_weight=0.1),
@@ -293,6 +338,8 @@ def test_what_the_configuration_rules_out_makes_no_folder_and_is_said_of_a_plan_
         assert not (tmp_path / "run").exists()
         with pytest.raises(InputError, match=r"growth\.most|no prototypes"):
             plan_growth(bad)
+    with pytest.raises(InputError, match="leave most_layers out"):
+        plan_growth(config({"most_layers": 3}, connection="deepnorm"), probe=False)
     with pytest.raises(InputError, match="no prototypes"):
         train(dataclasses.replace(config(dictionary_weight=0.1), growth=None), tmp_path / "run")
     assert not (tmp_path / "run").exists()

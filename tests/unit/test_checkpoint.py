@@ -184,6 +184,16 @@ def test_only_a_full_disk_is_told_to_make_room(tmp_path, monkeypatch, number, ad
         save(tmp_path, 1, 1)
 
 
+def test_what_torch_says_of_a_full_disk_is_understood(tmp_path, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 47040 vs 46992")
+
+    monkeypatch.setattr(torch, "save", refuse)
+    with pytest.raises(CheckpointError, match="cannot be written: No space left on device; make room") as caught:
+        save(tmp_path, 1, 1)
+    assert "enforce" not in str(caught.value)
+
+
 @pytest.mark.parametrize("name", [checkpoint.WEIGHTS, checkpoint.STATE])
 @pytest.mark.parametrize("content", [b"", b"\x80", b"nonsense" * 20, b"PK\x03\x04"])
 def test_foreign_files_are_refused_by_name(tmp_path, name, content):

@@ -10,9 +10,8 @@ from safetensors import SafetensorError
 
 from thalweg.capture.fields import unknown_name
 from thalweg.config import is_path
-from thalweg.errors import CheckpointError, InputError, OfflineError, ThalwegError, first_line
+from thalweg.errors import CheckpointError, InputError, OfflineError, ThalwegError, first_line, is_memory
 
-_MEMORY = re.compile(r"out of memory|can't allocate memory|cannot allocate memory|not enough memory", re.IGNORECASE)
 _DEVICE = re.compile(
     r"device_map|not compiled with|not linked with support|invalid device|device ordinal|device type|No CUDA GPUs|NVIDIA driver"
 )
@@ -58,7 +57,7 @@ def readable(
         ) from None
     except Exception as error:  # transformers and its transports raise many kinds
         line = first_line(error)
-        if isinstance(error, MemoryError) or _MEMORY.search(str(error)):
+        if is_memory(error):
             raise InputError(
                 f"{where}: there is no memory for it ({line}); take a smaller model or dtype (bfloat16), or spread it by device_map"
             ) from None

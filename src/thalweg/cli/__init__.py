@@ -11,7 +11,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from thalweg.cli.console import Parser, say, say_error
-from thalweg.errors import ExitCode, InputError, ThalwegError, ThalwegWarning, UnknownNameError
+from thalweg.errors import (
+    ExitCode,
+    InputError,
+    ThalwegError,
+    ThalwegWarning,
+    UnknownNameError,
+    first_line,
+    is_memory,
+)
 
 COMMANDS = {
     "demo": "train several connections on real text, judge a small study, write a report",
@@ -124,11 +132,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe went away: no error of ours
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(ExitCode.OK)
-    except MemoryError:
-        if debug:
-            raise
-        say_error("out of memory; choose a smaller model, batch or length")
-        return int(ExitCode.INPUT)
     except OSError as error:
         if debug:
             raise
@@ -137,6 +140,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
+        if is_memory(error):
+            say_error(f"out of memory ({first_line(error)}); choose a smaller model, batch or length")
+            return int(ExitCode.INPUT)
         say_error(
             f"internal error: {type(error).__name__}: {' '.join(str(error).split())[:300]}; this is a bug, --debug shows where"
         )

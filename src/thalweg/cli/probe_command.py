@@ -1,13 +1,15 @@
 """``thalweg probe``: read-only probes of the continuous picture, over a model and a text, or over a trajectory of weights."""
 
+import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from thalweg.cli.console import confirm_output, emit, say, table
 from thalweg.cli.flags import check_counts, check_rows, command_line
-from thalweg.errors import ExitCode, InputError
+from thalweg.errors import ExitCode, InputError, ThalwegError
 
 EXAMPLES = """examples:
   thalweg probe smollm2 --only rmsnorm,rotary -o smollm2-probes.html
@@ -21,6 +23,7 @@ tokens are stamped sketch. Nothing here is a verdict; a locked study gives one.
 Exit codes: 0 done; 2 cannot be opened, or no probe gave a number; 5 the proof of the capture failed"""
 
 TOKENS = 8192
+OF_A_MODEL = ("text", "length", "bos", "map", "allow_unverified", "dtype", "backend", "which", "trust_remote_code")
 
 
 def configure(parser) -> None:
@@ -54,19 +57,38 @@ def configure(parser) -> None:
 
 
 def run(args) -> ExitCode:
-    from thalweg._words import counted
     from thalweg.continuum import registry
+    from thalweg.studies.runner import terminated_as_interrupt
 
     page = Path(args.output or f"probe-{Path(args.model).name or 'model'}.html")
     confirm_output(str(page), args.overwrite)
     check_rows(args)
+    check_places(page, args.rows)
     check_counts(args, ("tokens", "length"), least=2)
     only = None if args.only is None else [one.strip() for one in args.only.split(",") if one.strip()]
     if only is not None:
         only = [registry.entry(one).name for one in only]
         if not only:
             raise InputError(f"--only names no probe; known: {', '.join(registry.names())}")
-    options = options_of(args.option)
+    with terminated_as_interrupt():
+        return _run(args, page, only, options_of(args.option))
+
+
+def check_places(*paths: Any) -> None:
+    """That a file can be made where each of ``paths`` shall stand, which rights alone do not say. Raises: InputError."""
+    for path in (Path(one) for one in paths if one is not None):
+        try:
+            tempfile.TemporaryFile(dir=path.parent).close()
+        except OSError as error:
+            why = error.strerror or error
+            raise InputError(
+                f"{path} cannot be written: no file can be made in {path.parent} ({why}); choose another place"
+            ) from None
+
+
+def _run(args, page: Path, only: list[str] | None, options: dict[str, dict[str, Any]]) -> ExitCode:
+    from thalweg._words import counted
+    from thalweg.continuum import registry
 
     def tell(text: str) -> None:
         say(text, quiet=args.quiet)
@@ -74,7 +96,7 @@ def run(args) -> ExitCode:
     began = time.perf_counter()
     done: list[Any] = []
     facts: dict[str, str] = {}
-    stopped = ""
+    stopped, left = "", []
     try:
         probed(args, only, options, tell, done, facts)
     except KeyboardInterrupt:
@@ -82,8 +104,11 @@ def run(args) -> ExitCode:
             raise  # nothing to keep
         stopped = f"interrupted after {counted(sum(one.probe != 'capture' for one in done), 'probe')}"
         facts["interrupted"] = f"{stopped}; the others were not run"
+        kind = "trajectory" if "trajectory" in facts else "model"
+        asked = only or [one for one in registry.names() if registry[one].kind == kind]
+        left = [one for one in asked if one not in {finding.probe for finding in done}]
     facts["cost"] = f"{time.perf_counter() - began:.0f} s in all, on the threads that stand under provenance"
-    code = finish(args, page, tuple(done), facts)
+    code = finish(args, page, tuple(done), facts, left)
     if stopped:
         raise KeyboardInterrupt(f"what was finished is in {page}" + (f" and {args.rows}" if args.rows else ""))
     return code
@@ -111,7 +136,9 @@ def probed(
     facts: dict[str, str],
 ) -> None:
     """Run the probes: every finding goes to ``done`` as it comes, what they are made on to ``facts``."""
-    from thalweg.continuum.running import findings
+    from thalweg.continuum.running import chosen_options, findings
+
+    chosen_options(only, options)  # a slip is told before a model is loaded
 
     def listen(name: str, one: Any) -> None:
         tell(f"{name} ..." if one is None else f"  {one.words}")
@@ -120,12 +147,18 @@ def probed(
 
     trajectory = trajectory_of(args.model, only)
     if trajectory is not None:
+        given = [name for name in OF_A_MODEL if getattr(args, name) not in (None, False)]
+        given += ["tokens"] * (args.tokens != TOKENS)
+        if given:
+            raise InputError(
+                f"{args.model} is a trajectory of weights, which is probed without a model or a text; "
+                f"leave out {', '.join(_flag(name) for name in given)}"
+            )
         facts["trajectory"] = args.model
         findings(trajectory, None, only, options=options, name=Path(args.model).name, listen=listen)
         return
     from thalweg.cli.opening import open_any
     from thalweg.evaluation import documents_of
-    from thalweg.evaluation.perplexity import prefix_of
 
     documents = documents_of(args.text)
     more = {"trust_remote_code": args.trust_remote_code}
@@ -148,12 +181,28 @@ def probed(
         tokenizer=tokenizer,
         length=args.length,
         tokens=args.tokens,
-        bos=prefix_of(tokenizer, None) if args.bos else None,
+        bos=_first_token(tokenizer) if args.bos else None,
         map=args.map,
         allow_unverified=args.allow_unverified,
         name=opened.name,
         listen=listen,
     )
+
+
+def _first_token(tokenizer: Any) -> int:
+    """What ``--bos`` puts before a document. Raises: InputError for a tokenizer without such a token."""
+    from thalweg.evaluation.subjects import special
+
+    found = special(tokenizer, "bos", "eos")
+    if found is None:
+        raise InputError(
+            "the tokenizer of this model names neither a BOS nor an EOS to put before a document; leave out --bos"
+        )
+    return found
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def trajectory_of(where: str, only: list[str] | None) -> Any:
@@ -173,48 +222,56 @@ def trajectory_of(where: str, only: list[str] | None) -> Any:
     return Trajectory.read(path) if asked or saved or beside else None
 
 
-def finish(args, page: Path, found: Any, facts: dict[str, str]) -> ExitCode:
-    """Write and print what was found. Raises: InputError where no probe gave a number."""
+def finish(args, page: Path, found: Any, facts: dict[str, str], left: Sequence[str] = ()) -> ExitCode:
+    """Print and write what was found; a place that cannot be written takes nothing else with it. left: probes that were not run.
+
+    Raises: InputError where no probe gave a number; the first error of a place, once all else is written.
+    """
     from thalweg.records import Measurements, provenance
     from thalweg.records.export import export
-    from thalweg.reports.probe import write_probe_report
+    from thalweg.reports.probe import told, write_probe_report
 
     rows = Measurements(row for one in found for row in one.rows)
-    if args.rows is not None:
-        export(rows, args.rows)
-    write_probe_report(
-        found,
-        page,
-        title=f"{Path(args.model).name}: probes of the continuous picture",
-        facts=facts,
-        command=_command(args),
-        provenance=provenance.collect(),
-    )
     probes = [one for one in found if one.probe != "capture"]
+
+    def show() -> None:
+        table([{"probe": one.probe, "found": told(one)} for one in probes], {"probe": "probe", "found": "found"})
+        sys.stdout.flush()
+
+    def report() -> None:
+        write_probe_report(
+            found,
+            page,
+            title=f"{Path(args.model).name}: probes of the continuous picture",
+            facts=facts,
+            command=_command(args),
+            provenance=provenance.collect(),
+            not_run=left,
+        )
+        say(f"report: {page}", quiet=args.quiet or args.json)
+
+    steps: list[Callable[[], Any]] = [] if args.json else [show]
+    steps += [report, *([] if args.rows is None else [lambda: export(rows, args.rows)])]
+    errors = {step: error for step in steps if (error := _error_of(step)) is not None}
     if args.json:
-        emit({"model": args.model, "facts": facts, "findings": [one.to_plain() for one in found], "report": str(page)})
-    else:
-        shown = [{"probe": one.probe, "found": one.words.partition(": ")[2]} for one in probes]
-        table(shown, {"probe": "probe", "found": "found"})
-        say(f"report: {page}", quiet=args.quiet)
+        plain = {"model": args.model, "facts": facts, "findings": [one.to_plain() for one in found]}
+        emit({**plain, "report": None if report in errors else str(page)})
+    if errors:
+        raise next(iter(errors.values()))
     if not any(len(one.rows) for one in probes):
         raise InputError(f"no probe gave a number; why stands above and in {page}")
     return ExitCode.OK
 
 
+def _error_of(step: Callable[[], Any]) -> Exception | None:
+    try:
+        step()
+    except (ThalwegError, OSError) as error:
+        return error
+    return None
+
+
 def _command(args) -> str:
-    names = (
-        "only",
-        "text",
-        "length",
-        "bos",
-        "map",
-        "allow_unverified",
-        "dtype",
-        "backend",
-        "which",
-        "trust_remote_code",
-        "option",
-    )
+    names = ("only", *OF_A_MODEL, "option")
     flags = [(name, getattr(args, name)) for name in names]
     return command_line("probe", [args.model], [*flags, ("tokens", None if args.tokens == TOKENS else args.tokens)])

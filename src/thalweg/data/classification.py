@@ -252,6 +252,11 @@ def check_texts(name: str, splits: Mapping[str, Labelled], class_names: Sequence
         if not len(part):
             raise InputError(f"{name}: the {split} split holds no text; give more")
         for number, (text, label) in enumerate(zip(part.texts, part.labels, strict=True)):
+            if text is None:
+                raise InputError(
+                    f"{name}: text {number} of the {split} split is missing (tables read an empty cell, and words such as null or NA, as "
+                    "missing); leave it out, or quote it in .jsonl"
+                )
             if not isinstance(text, str) or not text.strip():
                 raise InputError(f"{name}: text {number} of the {split} split is empty; leave it out")
             if label not in known:

@@ -57,6 +57,17 @@ def on_the_plane(
     return Birth(root * query, root * key, u, v, sigma, left, sigma * reach)
 
 
+def noise_rise(birth: Birth, operator: DirectionalOperator) -> float:
+    """By how much at most the columns of a birth beside its plane raise R, the sum of the positive eigenvalues (normalised).
+
+    They add a symmetric E = sym(P S N P) of rank r to the residual, and the positive part of a sum is at most the sum of the positive parts:
+    at most sqrt(r) |E|_F <= sqrt(r) |S|_2 |N_q|_F |N_k|_F, with r at most four times the number of those columns (derived).
+    """
+    query, key = birth.query[:, 2:], birth.key[:, 2:]
+    rank = min(len(query), 4 * query.shape[1])
+    return math.sqrt(rank) * operator.extremes[1] * (query.norm() * key.norm()).item() / operator.scale
+
+
 def at_random(
     operator: DirectionalOperator,
     direction: Float[Tensor, " d"],

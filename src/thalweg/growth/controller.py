@@ -16,7 +16,7 @@ from torch import Tensor
 from thalweg.errors import InputError, ProofError
 from thalweg.geometry.directional import CHANCE
 from thalweg.geometry.eigenpairs import canonical_basis, degenerate
-from thalweg.growth.birth import at_random, on_the_plane
+from thalweg.growth.birth import at_random, noise_rise, on_the_plane
 from thalweg.growth.drift import drift
 from thalweg.growth.energy import FreeEnergy, free_energy
 from thalweg.growth.events import GrowthEvent, GrowthRecord, energy_pair
@@ -289,7 +289,15 @@ class Controller:
             parameters_after=self.network.parameters_count(),
             heads_after=len(after.heads),
             degenerate=len(ids) > 1,
-            must_fall=o.birth == "plane" and o.captured == "birth" and after.exact and stays,
+            must_fall=o.birth == "plane"
+            and o.captured == "birth"
+            and after.exact
+            and stays
+            and sum(
+                reading.values[i].item() - self.threshold - noise_rise(b, reading.operator)
+                for i, b in enumerate(births)
+            )
+            > 0,
             **energy_pair(before, self._energy(fit_after)),
         )
         self._prove(self.record.add(event))

@@ -8,6 +8,8 @@ Where it must fall, and why (derived; the paper's functional was not available, 
 
 * **birth** of heads on optimal planes: fit stays (zero output map). Capturing u takes its eigenvalue lambda from R; the new block itself adds
   -sigma |P S u| v v^T to the residual, which is not positive; so R falls by lambda at least and F by weight (lambda - theta) > 0 per head.
+  The further columns of a head (``noise``) add to the residual at most what :func:`thalweg.growth.birth.noise_rise` says, in the
+  order of their square; where that is more than lambda - theta, F may rise.
   It holds at the moment of birth, with one normaliser before and after, and for the eigenvectors of one operator. Gamma = |A|_F in the
   place of R would not do: the negative part that the new block adds raises it (measured: at most births).
 * **pruning**: the price theta comes back, and the direction of the head returns to the residual. The controller looks beforehand and prunes

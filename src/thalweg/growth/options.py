@@ -74,11 +74,13 @@ class GrowthOptions:
             least = {"head_width": 2, "dwell": 0, "layer_dwell": 0, "seed": 0}.get(name, 1)
             if convert(int, value, name) < least:
                 raise InputError(f"{name} must be at least {least}, got {value}")
-        for name in ("threshold", "prune_level"):
+        reasons = {
+            "threshold": "it is a share of the first residual",
+            "prune_level": "from 1 on, a head that was pruned would be born again at once",
+        }
+        for name, reason in reasons.items():
             if not 0 < getattr(self, name) < 1:
-                raise InputError(
-                    f"{name} must be above 0 and below 1, got {getattr(self, name):g}; below 1 a head that was pruned is not born again at once"
-                )
+                raise InputError(f"{name} must be above 0 and below 1, got {getattr(self, name):g}; {reason}")
         for name in ("allowed_rise", "degeneracy", "weight", "drift", "noise"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InputError(f"{name} must be finite and not negative, got {getattr(self, name):g}")

@@ -1,8 +1,10 @@
 """Before a growing run: its first spectrum, the heads that each threshold would give, and what they would cost."""
 
+import math
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from thalweg import config as configs
 from thalweg._words import counted, duration
@@ -24,12 +26,12 @@ SHARES = (0.02, 0.05, 0.1, 0.2, 0.4)  # thresholds of the table, beside the user
 
 @dataclass(frozen=True)
 class Predicted:
-    """What a threshold would come to, were nothing to move: heads by layer, capped as the run caps them; parameters; training FLOPs per token;
-    seconds of the whole run were it of that shape from the start (None: not timed)."""
+    """What a threshold would come to, were nothing to move: heads by layer, capped as the run caps them (limited: by what, empty for nothing);
+    parameters; training FLOPs per token; seconds of the whole run were it of that shape from the start (None: not timed)."""
 
     threshold: float
     heads: tuple[int, ...]
-    capped: bool
+    limited: Literal["", "capped", "dwell"]
     parameters: int
     flops_per_token: float
     seconds: float | None
@@ -38,7 +40,7 @@ class Predicted:
 @dataclass(frozen=True)
 class GrowthPlan:
     """training: the plan of the shape that the run starts with. forecast: its first spectrum. predicted: by threshold, ascending; chosen: which
-    of them is the run's. looks: at most so many, in so many seconds."""
+    of them is the run's. looks: at most so many, each of about so many seconds. again: the run begins at a model that was there."""
 
     training: TrainPlan
     forecast: Forecast
@@ -46,6 +48,7 @@ class GrowthPlan:
     chosen: float
     looks: int
     look_seconds: float
+    again: bool = False
 
     @property
     def lines(self) -> list[str]:
@@ -58,10 +61,16 @@ class GrowthPlan:
         found.append(f"  {'threshold':<11}{'heads by layer':<26}{'parameters':>12}{'FLOPs/token':>14}{'time':>10}")
         for p in self.predicted:
             mark = " *" if p.threshold == self.chosen else ""
-            heads = " ".join(map(str, p.heads)) + (" (capped)" if p.capped else "")
+            heads = " ".join(map(str, p.heads)) + (f" ({p.limited})" if p.limited else "")
             time = "" if p.seconds is None else duration(p.seconds)
             found.append(
                 f"  {f'{p.threshold:g}{mark}':<11}{heads:<26}{p.parameters:>12,}{p.flops_per_token:>14,.0f}{time:>10}"
+            )
+        if any(p.limited == "dwell" for p in self.predicted):
+            found.append("  (dwell): the run ends before more births than that, one in a layer at a time")
+        if self.again:
+            found.append(
+                "  thresholds are shares of what this model has left now; what its heads captured in an earlier run is not in its folder"
             )
         found.append(
             f"looking     at most {counted(self.looks, 'look')}, about {duration(self.looks * self.look_seconds)} together (*: this run)"
@@ -76,6 +85,7 @@ class GrowthPlan:
             "threshold": self.chosen,
             "looks": self.looks,
             "look_seconds": self.look_seconds,
+            "again": self.again,
         }
 
 
@@ -92,23 +102,42 @@ def plan_growth(
         grower.attach(Engine(config, task, device, Ranks()))
         grower.ready()
         found = forecast(grower.network, grower.options, shown=None)
-    options = grower.options
-    shares = sorted({*SHARES, options.threshold})
-    predicted = tuple(_predict(grower, found, options, share, config, training) for share in shares)
+        options = grower.options
+        shares = sorted({*SHARES, options.threshold})
+        predicted = tuple(_predict(grower, found, options, share, config, training) for share in shares)
+        seconds = _timed_look(grower)
     looks = config.total_steps // options.check_every + 1
-    seconds = sum(layer.seconds for layer in found.layers)
-    return GrowthPlan(training, found, predicted, options.threshold, looks, seconds)
+    return GrowthPlan(training, found, predicted, options.threshold, looks, seconds, config.init_from is not None)
+
+
+def _timed_look(grower: Grower) -> float:
+    """Seconds of the first look with what follows it (births, their proofs, panels), on a network that nobody needs afterwards."""
+    begun = time.perf_counter()
+    grower.network.forget()
+    grower.look(0, last=False)
+    return time.perf_counter() - begun
+
+
+def _births(steps: int, options: GrowthOptions) -> int:
+    """The most births that a layer has in so many steps, one at a time, by its dwell."""
+    if options.dwell == "gap":
+        return options.most_heads
+    checks = max(math.ceil(options.dwell / options.check_every), 1)  # from one birth to the next
+    return steps // (checks * options.check_every) + 1
 
 
 def _predict(
     grower: Grower, found: Forecast, options: GrowthOptions, share: float, config: TrainConfig, training: TrainPlan
 ) -> Predicted:
     wanted = found.heads(share)
-    heads = tuple(
+    capped = tuple(
         max(min(count, options.most_heads), layer.heads) for count, layer in zip(wanted, found.layers, strict=True)
     )
+    births = _births(config.total_steps, options)
+    heads = tuple(min(count, layer.heads + births) for count, layer in zip(capped, found.layers, strict=True))
+    limited = "dwell" if heads != capped else "capped" if capped != wanted else ""
     model = grower.network.model.config
     model = model.replace(layer_heads=tuple(count * grower.network.group for count in heads))
     flops = train_flops(model, config.sequence_length)
     seconds = None if training.seconds is None else training.seconds * flops / training.flops_per_token
-    return Predicted(share, heads, heads != wanted, sum(parameters(model).values()), flops, seconds)
+    return Predicted(share, heads, limited, sum(parameters(model).values()), flops, seconds)

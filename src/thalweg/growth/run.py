@@ -29,15 +29,18 @@ from thalweg.models.transformer import Transformer
 from thalweg.records import Measurements, RunFolder, jsonl
 from thalweg.surgery.carrying import carry_optimizer
 from thalweg.surgery.change import Change as Reshaped
+from thalweg.surgery.depth import grow_depth
 from thalweg.training import RunResult, TrainConfig, train
 from thalweg.training.changing import Change
 from thalweg.training.cost import train_flops
 from thalweg.training.determinism import derive_seed
-from thalweg.training.engine import Engine
+from thalweg.training.engine import Engine, load_model
 from thalweg.training.evaluation import held_out_length
 from thalweg.training.events import Listener
 from thalweg.training.geometry import split_of
 from thalweg.training.loop import Measure
+from thalweg.training.parallel import is_main
+from thalweg.training.tasks import load_task
 
 RECORD = "growth.jsonl"  # in a run folder: how growth stands, then every event
 MODEL = "model"  # in the folder of a run that is done: what Hugging Face loads
@@ -87,7 +90,18 @@ def grow(
         cache_dir=cache_dir,
         changer=changer,
     )
-    return GrownRun(result, about_of(RunFolder.open(run)))
+    folder = RunFolder.open(run)
+    if result.status == "done" and is_main() and not list((folder.path / MODEL).glob("*.safetensors")):
+        model, _ = load_model(folder.path, "last")  # a run that was done before, whose model somebody took away
+        hand_on(model, load_task(config, cache_dir) if task is None else task, folder)
+    return GrownRun(result, about_of(folder))
+
+
+def hand_on(model: Transformer, task: Task, folder: RunFolder) -> None:
+    """Write what Hugging Face loads, in the place of what stands there."""
+    target = folder.path / MODEL
+    shutil.rmtree(target, ignore_errors=True)  # of a run that was killed between this and its last word
+    save_folder(in_shell(model, **task.portable_settings()), target, tokenizer=task.saved_tokenizer())
 
 
 def options_of(config: TrainConfig, model: DecoderConfig) -> GrowthOptions:
@@ -171,6 +185,7 @@ class Grower:
     def ready(self) -> None:
         """Refuse bad input, one line each, and start dictionaries from what reaches them. Raises: InputError."""
         self._check_probe()
+        self._check_depth()
         if self.config.dictionary_weight:
             generator = torch.Generator().manual_seed(derive_seed(self.config.seed, SEED + 1))
             start_dictionaries(self.network.model, self.network.run_whole, generator)
@@ -213,11 +228,7 @@ class Grower:
         self.controller.record.save(folder.path / RECORD, self.about())
 
     def end(self, folder: RunFolder) -> None:
-        target = folder.path / MODEL
-        shutil.rmtree(target, ignore_errors=True)  # of a run that was killed between this and its last word
-        task = self.engine.task
-        shell = in_shell(self.network.model, **task.portable_settings())
-        save_folder(shell, target, tokenizer=task.saved_tokenizer())
+        hand_on(self.network.model, self.engine.task, folder)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -334,6 +345,19 @@ class Grower:
                 layer,
                 self.network.model.config.prototypes if self.config.dictionary_weight else None,
             )
+
+    def _check_depth(self) -> None:
+        """That a layer more changes no number, where layers may be added: tried now, since a run that finds out later cannot go on."""
+        if (self.options.most_layers or 0) <= self.network.layers():
+            return
+        try:
+            grow_depth(self.network.model, heads=self.network.group)
+        except InputError as error:
+            why = str(error).split(";")[0]
+            raise InputError(
+                f"growth.most_layers is {self.options.most_layers}, but this model cannot get a layer that changes nothing: {why}; "
+                "leave most_layers out"
+            ) from None
 
     def _agree(self) -> None:
         """That all ranks grew alike; what they see is gathered, so that they must. Raises: InputError."""

@@ -143,7 +143,8 @@ def save(
         intact = (
             f"the checkpoint of step {kept[-1]} is intact; {first} and resume" if kept else f"{first} and start again"
         )
-        raise CheckpointError(f"the checkpoint {final} cannot be written: {error}; {intact}") from error
+        why = os.strerror(errno.ENOSPC) if _is_full(error) else error
+        raise CheckpointError(f"the checkpoint {final} cannot be written: {why}; {intact}") from error
     _drop_old(folder)
     return final
 
@@ -257,8 +258,10 @@ def _digest(path: Path) -> str:
 
 
 def _is_full(error: Exception) -> bool:
-    """Whether the disk had no room; torch and safetensors pass the system's words on, not its number."""
-    return getattr(error, "errno", None) == errno.ENOSPC or os.strerror(errno.ENOSPC) in str(error)
+    """Whether the disk had no room; safetensors passes the system's words on, torch only that its file is shorter than it should be."""
+    return getattr(error, "errno", None) == errno.ENOSPC or any(
+        words in str(error) for words in (os.strerror(errno.ENOSPC), "PytorchStreamWriter failed", "unexpected pos")
+    )
 
 
 def _flush(path: Path) -> None:

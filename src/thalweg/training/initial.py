@@ -130,10 +130,11 @@ def check_task(folder: str | Path, task: "Task") -> None:
 
 
 def load(model: "Transformer", folder: str | Path) -> None:
-    """Give ``model`` the weights of the one in ``folder``. Raises: CheckpointError."""
+    """Give ``model`` the weights of the one in ``folder``. Raises: CheckpointError; InputError for weights that are not finite."""
     import torch
 
     from thalweg.capture.quiet import hushed
+    from thalweg.capture.weights import check_finite
     from thalweg.models.encoder_config import EncoderConfig
     from thalweg.models.hf import ThalwegForCausalLM
     from thalweg.models.hf_encoder import shell_of
@@ -143,6 +144,7 @@ def load(model: "Transformer", folder: str | Path) -> None:
     kind: Any = shell_of(config) if isinstance(config, EncoderConfig) else ThalwegForCausalLM
     with hushed():
         stored = kind.from_pretrained(_folder(folder), dtype=torch.float32)
+    check_finite(stored, str(folder))
     take_weights(model, stored.transformer)
 
 

@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 
 from thalweg import config
-from thalweg.data.classification import ClassificationTask, Labelled
+from thalweg.data.classification import ClassificationTask, Labelled, check_texts
 from thalweg.data.tasks import Request, register
 from thalweg.data.text.bpe import train_bpe
 from thalweg.data.text.hub import DatasetSource
@@ -157,6 +157,7 @@ def labelled_task(
     request: Request, splits: dict[str, Labelled], class_names: Sequence[str], rule: str, notes: Sequence[str]
 ) -> ClassificationTask:
     """The task of labelled texts, with the tokenizer that ``request`` asks for; a BPE is trained on the train split only."""
+    check_texts(request.spec, splits, class_names)  # before a tokenizer reads them
     if request.tokenizer in (None, "bpe"):
         tokenizer = train_bpe(splits["train"].texts, request.vocab_size or VOCAB_SIZE)
     else:
