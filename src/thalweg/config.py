@@ -165,6 +165,8 @@ def convert(hint: Any, value: Any, where: str) -> Any:
 
 def _wrong(where: str, hint: Any, value: Any) -> InputError:
     name = getattr(hint, "__name__", None) if get_origin(hint) is None else None
+    if hint is dict or any(get_origin(part) is dict for part in (hint, *get_args(hint))):
+        name = "a table"
     return InputError(
         f"{where} must be {name or str(hint).replace('typing.', '')}, got {value!r} ({type(value).__name__})"
         + ("; write true or false" if hint is bool else "")

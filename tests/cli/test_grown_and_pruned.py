@@ -262,3 +262,14 @@ def test_heads_of_a_model_with_weights_that_are_no_numbers_are_not_pruned(theirs
     model.save_pretrained(tmp_path / "nan")
     call("prune", tmp_path / "nan", *asked, "-o", tmp_path / "out", code=2)
     assert "model.layers.1.mlp.up_proj.weight holds 1 value" in error_of(capsys) and not (tmp_path / "out").exists()
+
+
+def test_a_classifier_is_scored_on_the_data_of_its_run_by_name_too(tmp_path, capsys):
+    """Its tokenizer was trained with a vocabulary size that the name of the data does not say."""
+    folder = tmp_path / "run"
+    sizes = ["--depth", "1", "--width", "8", "--heads", "2", "--sequence-length", "8", "--vocab-size", "300"]
+    train = ["--steps", "1", "--eval-every", "1", "--eval-batches", "1", "--batch-size", "4", "--threads", "1"]
+    call("train", "--data", "sentiment", *sizes, *train, "--geometry", "false", "-o", folder)
+    capsys.readouterr()
+    call("prune", folder, "--heads", "0:1", "--data", "sentiment", "--length", 8, "-o", tmp_path / "out", "--json")
+    assert json.loads(capsys.readouterr().out)["heads"] == {"0": [1]}

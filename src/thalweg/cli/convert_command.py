@@ -135,16 +135,17 @@ def opened(args, rows: int):
     check_which(args.model, args.which)
     if args.data is not None and args.text is not None:
         raise InputError("--data and --text both say what is compared on; give one of them")
-    task = None
+    task = own = None
     if RunFolder.is_run(args.model):
         found, task = open_run_and_task(args.model, args.which or "best")
+        own = task if args.data == RunFolder.open(args.model).config.get("data") else None
         source = Source(found.model, found.name, FAMILY, task.saved_tokenizer(), task.portable_settings())
         if task.objective != "classification" or args.text is not None:
             task = None
     else:
         source = open_source(args.model, dtype=getattr(torch, args.dtype))
     if args.data is not None:
-        task = data_of(args)
+        task = data_of(args) if own is None else own
     if task is None:
         return source, None
     if source.ours is None:

@@ -215,9 +215,8 @@ class Task(ABC):
                 raise InputError(f"{self.name} can be cut to any length; give length (tokens per sequence)")
             return natural
         if not isinstance(length, int) or isinstance(length, bool) or length < 2:
-            raise InputError(
-                f"length must be a whole number of at least 2 (the first token predicts the second), got {length!r}"
-            )
+            why = " (the first token predicts the second)" if self.objective == "next_token" else ""
+            raise InputError(f"length must be a whole number of at least 2{why}, got {length!r}")
         if natural is not None and length < natural:
             raise InputError(
                 f"{self.name} needs sequences of {natural} tokens in split {split!r}, got length={length}; raise the length"

@@ -57,6 +57,8 @@ class TransformerNetwork:
         dictionary_weight: float = 0.0,
         seed: int = 0,
     ):
+        if not isinstance(model, Transformer):
+            raise InputError(f"a decoder or encoder of thalweg is needed, got {type(model).__name__}")
         self.model, self.batch, self.changed = model, batch, changed
         self.ranks, self.dictionary_weight = ranks or Ranks(), dictionary_weight
         self.generator = torch.Generator().manual_seed(seed)
