@@ -56,11 +56,11 @@ def side(name, model, tokenizer=None):
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"vocab_size": VOCAB + 3}, "their vocabulary differ"),
-        ({"hidden_size": 16, "head_dim": 8}, "their width differ"),
-        ({"num_attention_heads": 2, "head_dim": 8}, "their heads differ"),
-        ({"num_key_value_heads": 4}, "their key-value heads differ"),
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "their rotary settings differ"),
+        ({"vocab_size": VOCAB + 3}, "they differ in vocabulary"),
+        ({"hidden_size": 16, "head_dim": 8}, "they differ in width"),
+        ({"num_attention_heads": 2, "head_dim": 8}, "they differ in heads"),
+        ({"num_key_value_heads": 4}, "they differ in key-value heads"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "they differ in rotary settings"),
         (
             {"num_hidden_layers": 3},
             r"has 2 blocks, .* 3; give models with the same blocks, or list those that were kept",
@@ -103,14 +103,14 @@ LEARNED, ROTARY, NEITHER = "learned", "rotary", "neither rotary nor learned"
     ],
 )
 def test_positions_of_another_kind_are_refused(one, two, kinds):
-    with pytest.raises(InputError, match=rf"their positions differ \({kinds[0]} and {kinds[1]}\)") as error:
+    with pytest.raises(InputError, match=rf"they differ in positions \({kinds[0]} and {kinds[1]}\)") as error:
         compare(of_positions(one), of_positions(two), ONE, names=("base", "other"))
     assert "\n" not in str(error.value)
 
 
 def test_positions_of_ours_are_told_apart_and_are_those_of_transformers():
     make = lambda kind: Decoder(DecoderConfig(vocab_size=VOCAB, width=16, depth=2, heads=2, positions=kind))  # noqa: E731
-    with pytest.raises(InputError, match=r"their positions differ \(rotary and learned\)"):
+    with pytest.raises(InputError, match=r"they differ in positions \(rotary and learned\)"):
         compare(make("rotary"), make("learned"), ONE)
     assert shared(make("learned"))["positions"] == LEARNED and shared(make("rotary"))["positions"] == ROTARY
 
@@ -266,7 +266,7 @@ def test_a_full_disk_is_told_before_anything_is_written():
 
 def test_our_decoders_of_another_connection_are_no_pair():
     make = lambda name: Decoder(DecoderConfig(vocab_size=VOCAB, width=16, depth=2, heads=2, connection=name))  # noqa: E731
-    with pytest.raises(InputError, match=r"their connection differ \(additive and rezero\)"):
+    with pytest.raises(InputError, match=r"they differ in connection \(additive and rezero\)"):
         compare(make("additive"), make("rezero"), ONE)
 
 

@@ -48,7 +48,7 @@ def check_same(pair: str, what: str, one: Any, two: Any) -> None:
     """Raises: InputError where both are known and differ."""
     if one is not None and two is not None and one != two:
         raise InputError(
-            f"{pair} are no pair: their {what} differ ({_brief(one)} and {_brief(two)}); give two models of one shape"
+            f"{pair} are no pair: they differ in {what} ({_brief(one)} and {_brief(two)}); give two models of one shape"
         )
 
 
