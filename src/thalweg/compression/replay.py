@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from thalweg.capture.layout import Located
 from thalweg.compression.calibration import Inputs
+from thalweg.compression.stacked import listening
 from thalweg.compression.targets import Target
 from thalweg.errors import InputError
 
@@ -92,7 +93,7 @@ class Replay:
                     block.register_forward_pre_hook(lambda m, a, k, i=i: before(i, a, k), with_kwargs=True).remove
                 )
                 stack.callback(block.register_forward_hook(lambda m, a, o, i=i: after(i, o)).remove)
-            for module in {id(t.module): t.module for t in targets}.values():
+            for module in {id(t.module): t.module for t in targets if not t.stacked}.values():
                 stack.callback(module.register_forward_pre_hook(reads).remove)
             model = self.located.model
             more = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
@@ -106,26 +107,38 @@ class Replay:
         """The targets of one layer, those that read the same tensor together, in order."""
         found: dict[tuple[int, int | None], list[Target]] = {}
         for target in targets:
-            found.setdefault((self.leader.get(id(target.module), id(target.module)), target.expert), []).append(target)
+            reader = id(target.tensor) if target.stacked else self.leader.get(id(target.module), id(target.module))
+            found.setdefault((reader, target.expert), []).append(target)
         return list(found.values())
 
     def gather(self, layer: int, groups: Sequence[Sequence[Target]]) -> list[Inputs]:
         """What the inputs of every group are, over all batches; the states stay where they are."""
         found = [Inputs(group[0].shape[1], group[0].weight) for group in groups]
         heard: dict[int, list[tuple[int | None, Inputs]]] = {}
+        stacked: dict[tuple[int, int], Inputs] = {}
         for group, inputs in zip(groups, found, strict=True):
-            heard.setdefault(id(group[0].module), []).append((group[0].expert, inputs))
+            if group[0].stacked:
+                stacked[id(group[0].tensor), group[0].expert or 0] = inputs
+            else:
+                heard.setdefault(id(group[0].module), []).append((group[0].expert, inputs))
 
         def listen(module: nn.Module, args: tuple) -> None:
             for expert, inputs in heard[id(module)]:
                 inputs.add(args[0] if expert is None else _rows_of(expert, *args))
 
-        modules = {id(group[0].module): group[0].module for group in groups}
+        modules = {id(group[0].module): group[0] for group in groups}
         with ExitStack() as stack:
-            for module in modules.values():
-                stack.callback(module.register_forward_pre_hook(listen).remove)
+            for first in modules.values():
+                if not first.stacked:
+                    stack.callback(first.module.register_forward_pre_hook(listen).remove)
+            if experts := [first.module for first in modules.values() if first.stacked]:
+                stack.enter_context(listening(experts, stacked))
             for calls, state in zip(self.calls, self.states, strict=True):
                 calls[layer].run(self.blocks[layer], state)
+        if stacked and not any(inputs.tokens for inputs in stacked.values()):
+            raise InputError(
+                f"the experts of {self.located.blocks[layer]} could not be heard; compress without calibration, or say sites='attention'"
+            )
         return found
 
     def advance(self, layer: int) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from thalweg.capture.layers import Layers, chosen_layers
 from thalweg.capture.layout import Located
 from thalweg.capture.linear import linear_weight
+from thalweg.compression.stacked import stacked_maps
 from thalweg.errors import InputError, UnknownNameError
 
 SITES = ("attention", "mlp")
@@ -18,19 +19,31 @@ NAMES = {"attn": "attention", "ffn": "mlp", "feed_forward": "mlp", "mixer": "mix
 @dataclass(frozen=True)
 class Target:
     """One matrix that is compressed: ``name`` is its module, and the number of the expert where the module holds one map per expert. site:
-    ``attention``, ``mlp``, or the kind of another sublayer."""
+    ``attention``, ``mlp``, or the kind of another sublayer. parameter: where the module keeps it."""
 
     name: str
     module: nn.Module
     layer: int
     site: str
     expert: int | None = None
+    parameter: str = "weight"
+
+    @property
+    def tensor(self) -> Tensor:
+        """The parameter, which may hold other maps too."""
+        return getattr(self.module, self.parameter)
+
+    @property
+    def stacked(self) -> bool:
+        """Whether the module holds several maps of experts that read different tensors."""
+        return self.parameter != "weight"
 
     @property
     def weight(self) -> Float[Tensor, "out in"]:
         """A view of the parameter."""
         if self.expert is not None:
-            return self.module.weight[self.expert]  # type: ignore[index]  # one map per expert
+            one = self.tensor[self.expert]
+            return one.T if self.stacked and self.module.is_transposed else one
         found = linear_weight(self.module)
         assert found is not None
         return found
@@ -70,7 +83,8 @@ def layers_of(depth: int, layers: Layers, skip: Layers) -> tuple[int, ...]:
 def targets_of(located: Located, layers: Iterable[int], sites: tuple[str, ...] | None) -> list[Target]:
     """The maps of the chosen layers, in the order of the modules.
 
-    Raises: InputError for weights that cannot be compressed: packed, on no device, shared between maps, or experts in one tensor.
+    Raises: InputError for weights that cannot be compressed: packed, on no device, shared between maps, or experts in one tensor of which
+    nothing says how they lie there.
     """
     found: list[Target] = []
     for layer in layers:
@@ -101,6 +115,12 @@ def _of_module(name: str, module: nn.Module, layer: int, site: str) -> list[Targ
         )
     if isinstance(weight, Tensor) and weight.ndim == 3 and hasattr(module, "in_features"):
         return [Target(f"{name}.{e}", module, layer, site, e) for e in range(len(weight))]
+    if names := stacked_maps(module):
+        return [
+            Target(f"{name}.{key}.{e}", module, layer, site, e, key)
+            for key in names
+            for e in range(len(getattr(module, key)))
+        ]
     stacked = [
         key
         for key, p in module.named_parameters(recurse=False)
@@ -108,7 +128,7 @@ def _of_module(name: str, module: nn.Module, layer: int, site: str) -> list[Targ
     ]
     if stacked:
         raise InputError(
-            f"{name} ({type(module).__name__}) holds all experts in one tensor ({', '.join(stacked)}), which is not compressed here; "
+            f"{name} ({type(module).__name__}) holds all experts in one tensor ({', '.join(stacked)}) and does not say how; "
             "say sites='attention' to leave the experts as they are"
         )
     return []
@@ -116,7 +136,7 @@ def _of_module(name: str, module: nn.Module, layer: int, site: str) -> list[Targ
 
 def _routes(name: str) -> bool:
     """Whether a map only chooses experts: its few weights decide for all tokens, and stay as they are."""
-    return any("router" in part for part in name.split("."))
+    return any("router" in part or part == "shared_expert_gate" for part in name.split("."))
 
 
 def _site(located: Located, layer: int, name: str) -> str:
@@ -133,7 +153,7 @@ def _site(located: Located, layer: int, name: str) -> str:
 def _refuse_shared(targets: list[Target], located: Located) -> None:
     seen: dict[tuple[int, int | None], str] = {}
     for target in targets:
-        key = (id(target.module.weight), target.expert)
+        key = (id(target.tensor), target.expert)
         if key in seen:
             raise InputError(
                 f"{target.name} and {seen[key]} share one weight; a model that shares maps is not compressed here"
@@ -141,17 +161,20 @@ def _refuse_shared(targets: list[Target], located: Located) -> None:
         seen[key] = target.name
     tables = {id(m.weight): n for n, m in located.model.named_modules() if isinstance(m, nn.Embedding)}
     for target in targets:
-        if id(target.module.weight) in tables:
+        if id(target.tensor) in tables:
             raise InputError(f"{target.name} shares its weight with the embedding; it is not compressed")
 
 
 def left_dense(located: Located, targets: Sequence[Target]) -> list[str]:
     """Matrices inside the blocks of the chosen layers that nothing here compresses: routers, convolutions and the like; of the chosen sites."""
-    touched = {id(target.module.weight) for target in targets}
+    touched = {id(target.tensor) for target in targets}
     layers, sites = {target.layer for target in targets}, {target.site for target in targets}
     return [
         f"{located.blocks[layer]}.{name}"
         for layer in sorted(layers)
         for name, p in located.module(located.blocks[layer]).named_parameters()
-        if p.ndim >= 2 and id(p) not in touched and _site(located, layer, f"{located.blocks[layer]}.{name}") in sites
+        if p.ndim >= 2
+        and not name.endswith("bias")
+        and id(p) not in touched
+        and _site(located, layer, f"{located.blocks[layer]}.{name}") in sites
     ]
