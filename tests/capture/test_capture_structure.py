@@ -4,6 +4,7 @@ import pytest
 import torch
 from tiny_families import FAMILIES, batch, tiny
 from torch import nn
+from transformers import FalconConfig, FalconForCausalLM
 
 from thalweg import capture
 from thalweg.capture import families
@@ -35,6 +36,18 @@ def test_an_unknown_family_is_located_by_structure(monkeypatch):
     model = tiny("qwen3")
     monkeypatch.setattr(type(families.registry), "__contains__", lambda self, name: False)
     assert capture.locate(model).found_by == "structure"
+
+
+def test_what_is_added_in_place_later_does_not_change_what_was_seen():
+    """Falcon's default: attention and feed-forward side by side, the one added to what the other gave, in place."""
+    sizes = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = FalconForCausalLM(FalconConfig(**sizes, alibi=False)).eval()
+    located = capture.locate(model)
+    ids = torch.randint(40, (2, 7), generator=torch.Generator().manual_seed(1))
+    assert {place.parallel for place in located.sites} == {True}
+    assert capture.prove(located, {"input_ids": ids}).worst <= 1e-6
 
 
 class Mix(nn.Module):

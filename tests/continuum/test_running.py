@@ -136,22 +136,6 @@ def test_the_page_draws_rows_alone(tmp_path):
         write_probe_report([], tmp_path / "none.html", title="", facts={})
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerFast
-
-    from thalweg.capture.quiet import hushed
-    from thalweg.data.tasks.austen import shipped_tokenizer
-
-    place = tmp_path_factory.mktemp("model") / "llama"
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(shipped_tokenizer().library_json()))
-    with hushed():
-        subjects.llama(vocab_size=tokenizer.vocab_size).save_pretrained(place)
-        tokenizer.save_pretrained(place)
-    return place
-
-
 def test_an_interrupted_command_keeps_the_probes_that_are_done(folder, tmp_path, capsys, monkeypatch):
     page, rows = tmp_path / "page.html", tmp_path / "rows.jsonl"
     flags = ["--tokens", "96", "--length", "24", "-o", str(page), "--rows", str(rows)]

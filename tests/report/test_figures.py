@@ -139,6 +139,39 @@ def test_log_axis_only_where_it_helps():
     assert all(svg_y <= 202.0 for path in drawn(draw(wide, log_y=True), "band") for _, svg_y in points(path))
 
 
+def test_a_null_of_0_leaves_the_log_axis_and_is_named():
+    """Catches: a null that a log axis has no place for, and that makes the axis linear."""
+    falling = Line("a", [1, 2, 4], [0.4, 0.2, 0.01])
+    zero, chance = (
+        Line("null: nothing", [1, 2, 4], [0.0] * 3, kind="null"),
+        Line("null: b", [1, 4], [0.3] * 2, kind="null"),
+    )
+    figure = draw(falling, zero, chance, log_y=True)
+    assert "log scale" in figure.svg and len(drawn(figure, "null")) == 1
+    assert [key.label for key in figure.legend] == ["a", "null: b"]
+    assert figure.caption == 'about. Left out, as 0 has no place on a log scale: the null "nothing".'
+    assert figure.columns[2] == "null: nothing" and figure.rows[0][2] == "0"
+    plain = draw(falling, zero)
+    assert len(drawn(plain, "null")) == 1 and "Left out" not in plain.caption
+    assert "log scale" not in draw(Line("a", [0, 1], [0.0, 2.0]), zero, log_y=True).svg
+
+
+def test_nulls_of_one_figure_are_told_apart():
+    nulls = [Line(f"null: {i}", [0, 1], [i, i], kind="null") for i in range(4)]
+    figure = draw(Line("a", [0, 1], [1.0, 2.0]), *nulls)
+    dashes = [path.get("stroke-dasharray") for path in drawn(figure, "null")]
+    assert len(set(dashes)) == 4 and dashes[0] == svg.NULL
+    assert all(dash in key.svg for dash, key in zip(dashes, figure.legend[1:], strict=True))
+
+
+def test_a_null_at_one_place_looks_as_in_the_legend():
+    figure = draw(Line("a", [0, 1], [1.0, 2.0]), Line("null: b", [1], [1.5], kind="null"))
+    (path,) = drawn(figure, "null")
+    (left, y), (right, level) = points(path)
+    assert y == level and 13 <= right - left <= 26 and right <= 428
+    assert path.get("stroke-dasharray") == svg.NULL and svg.NULL in figure.legend[1].svg
+
+
 @pytest.mark.parametrize(
     "values",
     [

@@ -179,6 +179,41 @@ def test_a_run_that_goes_on_and_one_without_events(tmp_path):
     assert "There was no event at which it must fall." in found.said
 
 
+def test_a_run_that_failed_says_so_first(tmp_path):
+    about = {"status": "growing", "ended": None, "reason": "step 12: 1 of 2 layers not calm yet"}
+    run = folder(tmp_path / "a", about, status="running")
+    run.finish("failed", {"step": 14, "reason": "the disk is full"})
+    found = page(run, tmp_path)
+    assert 'class="verdict failed"><span class="badge failed">failed</span>: the disk is full (step 14).' in found.text
+    assert "Growth until then: not ended: step 12: 1 of 2 layers not calm yet" in found.said
+    run = folder(tmp_path / "b", status="running")
+    run.finish("interrupted", {"step": 40, "steps": 60, "reason": "SIGINT"})
+    found = page(run, tmp_path)
+    assert 'class="verdict interrupted"' in found.text and "SIGINT (step 40 of 60)." in found.said
+    assert "Growth until then: converged: at most 0.01" in found.said
+
+
+def test_only_what_was_below_the_threshold_is_above_it_again(tmp_path):
+    found = page(folder(tmp_path / "run", {"status": "unstable"}), tmp_path)
+    assert "At step 40 what is left is above the threshold: 0.1 in layer 0, 0.05 in layer 1." in found.said
+    assert "above the threshold again" not in found.said
+
+
+def test_heads_are_counted_in_whole_numbers(tmp_path):
+    found = page(folder(tmp_path / "run", {"heads": [2, 1]}, events=[]), tmp_path)
+    for title in ("Heads of each layer", "The threshold sets the count"):
+        marks = re.findall(r'text-anchor="end">([^<]*)</text>', figure_of(found, title))
+        assert marks and all("." not in mark for mark in marks)
+
+
+def test_a_curve_that_ends_with_growth_says_so(tmp_path):
+    run = folder(tmp_path / "run", status="running")
+    assert "checks of growth" not in figure_of(page(run, tmp_path), "Free energy")
+    lines = (run.path / "growth.jsonl").read_text().replace('"step": 40', '"step": 60', 1)
+    (run.path / "growth.jsonl").write_text(lines)
+    assert "Taken at the checks of growth, the last at step 40." in figure_of(page(run, tmp_path), "Free energy")
+
+
 def test_an_interval_is_no_figure_and_nulls_are_explained(tmp_path):
     run = folder(tmp_path / "run", status="running")
     for step, value in ((0, 0.5), (40, 0.8)):

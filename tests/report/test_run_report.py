@@ -236,5 +236,23 @@ def test_a_share_is_no_loss(tmp_path):
     ):
         assert line in said
     both = read(write_runs_report([run, finished(tmp_path / "other")], tmp_path / "runs.html")).said
-    assert "null: chance accuracy – – – 0.25 –" in both  # under no loss, under the accuracy of tokens
-    assert "null: chance 1.5 – – – –" in both
+    assert "null: chance accuracy – – 0.25 –" in both  # under no loss, under the accuracy of tokens
+    assert "null: chance 1.5 – – –" in both
+
+
+def test_what_the_data_said_stands_once(tmp_path):
+    run = folder(tmp_path / "run")
+    for note in ("train: 200 texts", "sequences of 16 tokens"):
+        run.note(note)
+    data = {"name": "sst2:own", "fingerprint": "ab", "notes": ["train: 200 texts"]}
+    run.finish("done", {"final_loss": 6.5, "step": 20, "steps": 20, "nulls": {}, "cost": COST, "data": data})
+    found = page(run, tmp_path)
+    assert found.said.count("train: 200 texts") == 1
+    assert "sequences of 16 tokens Data: train: 200 texts" in found.said
+
+
+def test_a_run_that_failed_names_the_steps_it_was_to_take(tmp_path):
+    for name, config, says in (("a", {}, "step 14"), ("b", {"steps": 30}, "step 14 of 30")):
+        run = folder(tmp_path / name, config=config, measures=False)
+        run.finish("failed", {"step": 14, "reason": "the disk is full"})
+        assert f"the disk is full ({says})." in page(run, tmp_path).said

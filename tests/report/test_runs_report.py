@@ -8,6 +8,7 @@ from pages import COST, NULLS, figure_of, read, rows
 
 from thalweg.cli import main
 from thalweg.cli.report_command import names_run
+from thalweg.records import Measurement, jsonl
 from thalweg.records.run import RunFolder
 from thalweg.reports.runs import labels, write_runs_report
 
@@ -34,6 +35,24 @@ def run_of(path, *, status="done", loss=4.0, layers=2, nulls=NULLS, cost=COST, *
     run.add_measures(rows(["effective_rank"], layers, steps=(0, 20)))
     if status != "running":
         run.finish(status, {"step": 20, "nulls": nulls, "cost": cost, "reason": "" if status == "done" else "SIGINT"})
+    return run
+
+
+def classifier(path, *, data, nulls, notes=(), grown=None):
+    """A run that sorts texts, with what it left of growth if it grew."""
+    run = RunFolder.create(path, {**CONFIG, "data": data}, seed=0)
+    for name, value in (("accuracy", 0.68), ("accuracy_low", 0.65), ("accuracy_high", 0.71)):
+        run.log(20, f"task/{name}", value, "share")
+    run.log(20, "val/loss", 0.6, "nats/sequence")
+    run.log(20, "train/loss", 0.5, "nats/sequence")
+    for note in notes:
+        run.note(note)
+    if grown is not None:
+        run.add_measures([Measurement("growth.free_energy", 2.0, step=20)])
+        head = {"schema": 1, "kind": "growth", **grown}
+        (path / "growth.jsonl").write_text(f"{jsonl.encode(head)}\n", encoding="utf-8")
+    about = {"name": data, "fingerprint": data, "notes": list(notes)}
+    run.finish("done", {"step": 20, "steps": 20, "nulls": nulls, "cost": COST, "data": about})
     return run
 
 
@@ -129,6 +148,80 @@ def test_command(tmp_path, monkeypatch, capsys):
     found = read(tmp_path / "r.html")
     assert "mgt leaves its source: gate_open divides the gate" in found.said
     assert "@article{su2026geometric" in found.said
+
+
+# classifiers, runs on several data, runs that grew
+
+
+def test_a_loss_stands_under_its_own_unit(tmp_path):
+    one = classifier(tmp_path / "one", data="sst2:own", nulls={"chance": 0.7, "majority_accuracy": 0.42})
+    found = page([one, run_of(tmp_path / "two")], tmp_path)
+    assert "last loss [nats/sequence] last loss [nats/token] bits/byte accuracy parameters" in found.said
+    assert "one: done at step 20 0.6 – – 0.68 (0.65 to 0.71) 90.8 k" in found.said
+    assert "two: done at step 20 – 4 2 – 90.8 k" in found.said
+    assert "null: chance (sst2:own) 0.7 – – –" in found.said
+    assert "null: unigram entropy (austen) – 6 – –" in found.said
+    assert "95 % Wilson interval" in found.said
+    titles = [title for title, *_ in found.figures()]
+    assert {"Validation loss [nats/sequence]", "Validation loss [nats/token]"} < set(titles)
+    assert "two</li>" not in figure_of(found, "Validation loss [nats/sequence]")
+    alone = page([one], tmp_path)
+    assert "last loss [nats/sequence] accuracy parameters" in alone.said  # no column that nobody fills
+    assert "nats/token" not in alone.said
+
+
+def test_nulls_belong_to_their_data(tmp_path):
+    notes = ["train: 200 texts"]
+    runs = [
+        classifier(tmp_path / "a", data="sst2:own", nulls={"chance": 0.7}, notes=notes),
+        classifier(tmp_path / "b", data="sst2:own", nulls={"chance": 0.7}, notes=notes),
+        classifier(tmp_path / "c", data="sentiment", nulls={"chance": 0.69}, notes=["train: 9 texts"]),
+    ]
+    found = page(runs, tmp_path)
+    assert found.said.count("null: chance (sst2:own) 0.7") == found.said.count("null: chance (sentiment) 0.69") == 1
+    assert found.said.count("train: 200 texts") == 1
+    assert "Data (sst2:own): train: 200 texts Data (sentiment): train: 9 texts" in found.said
+    assert "null: chance 0.7" in page(runs[:2], tmp_path).said
+    other = run_of(tmp_path / "d", nulls={"unigram_entropy": 3.0}, tokenizer="byte")  # one name, other tokens
+    said = page([other, run_of(tmp_path / "e"), run_of(tmp_path / "f")], tmp_path).said
+    assert "null: unigram entropy (austen of d) 3" in said and "null: unigram entropy (austen of e, f) 6" in said
+
+
+def test_a_run_that_was_killed_has_the_nulls_of_its_data_and_no_second_set(tmp_path):
+    ended = classifier(tmp_path / "a", data="sst2:own", nulls={"chance": 0.7})
+    killed = run_of(tmp_path / "b", status="running", data="sst2:own")
+    assert "null: chance 0.7" in page([ended, killed], tmp_path, nulls=[{}, {"chance": 0.7}]).said
+
+
+def test_which_runs_grew_and_how_it_ended(tmp_path):
+    grown = {"status": "capped", "ended": 12, "step": 20, "heads_start": [1, 1], "heads": [3, 2, 1]}
+    on = {"status": "growing", "ended": None, "step": 20, "heads_start": [1], "heads": [2]}
+    runs = [
+        classifier(tmp_path / "a", data="sst2:own", nulls={}, grown=grown),
+        classifier(tmp_path / "b", data="sst2:own", nulls={}, grown=on),
+        classifier(tmp_path / "c", data="sst2:own", nulls={}),
+    ]
+    found = page(runs, tmp_path)
+    row = "how growth ended cap reached, not converged (step 12) growth has not ended did not grow"
+    assert row in found.said
+    assert "heads by layer 1, 1 → 3, 2, 1 1 → 2 –" in found.said
+    assert "thalweg grow FILE -o RUN for those that grew (a.toml, b.toml)" in found.said
+    assert "growth free energy" not in found.said  # the page of that run shows it
+    plain = page(runs[2:], tmp_path).said
+    assert "growth" not in plain and "thalweg grow" not in plain
+
+
+def test_tables_of_many_columns_fit_the_page(tmp_path):
+    runs = [classifier(tmp_path / "a", data="sst2:own", nulls={"chance": 0.7}), run_of(tmp_path / "b")]
+    assert page(runs, tmp_path).said.count("a: done at step 20") == 1
+    for name in ("exact_match", "token_accuracy"):
+        runs[1].log(20, f"task/{name}", 0.5, "share")
+    found = page(runs, tmp_path)
+    assert "a: done at step 20 0.6 – – 0.68 (0.65 to 0.71) – – b:" in found.said
+    assert "run parameters of the connection" in found.said and "a: done at step 20 90.8 k" in found.said
+    style, body = found.text.split("</style>")
+    assert re.search(r"table\.wrapped td \{[^}]*white-space: normal", style)
+    assert body.count('<table class="wrapped') >= 3  # quality, cost, what differs
 
 
 # what is a path

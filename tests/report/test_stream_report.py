@@ -77,7 +77,9 @@ def test_picture_of_use_says_the_mean_over_seeds():
     assert read_picture.columns == ("site", "stream 0", "stream 1")
     assert read_picture.rows == (("0.attention", "0.91", "0.11"), ("1.attention", "0.11", "0.91"))
     assert "1/2. 2 seeds. Darkest: 0.91." in read_picture.caption
-    assert read_picture.svg.count("<rect") == 4 and read_picture.svg.count('fill-opacity="1.000"') == 2
+    cells, scale = read_picture.svg.split("sublayer, from the first to the last")
+    assert cells.count("<rect") == 4 and cells.count('fill-opacity="1.000"') == 2
+    assert scale.count("<rect") == 6 and ">0</text>" in scale and ">0.91</text>" in scale
 
 
 def test_cells_that_are_not_finite_are_blank():

@@ -417,3 +417,19 @@ def test_a_place_that_cannot_be_written(tmp_path):
     with pytest.raises(InputError, match="cannot be written"):
         write_study_report(study({}), tmp_path / "file" / "report.html")
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_losses_per_sequence_are_called_so(tmp_path):
+    found = runs(metrics={"task/accuracy": [(100, 0.7)], "task/accuracy_low": [(100, 0.6)]})
+    units = {"val/loss": "nats/sequence", "train/loss": "nats/sequence"}
+    found = {arm: {s: dataclasses.replace(r, units=units) for s, r in seeds.items()} for arm, seeds in found.items()}
+    said = page(study(found, tuning={"mgt": {1e-3: 4.5, 2e-3: 4.2}}, rates={"mgt": 2e-3}), tmp_path).said
+    for text in ("final loss [nats/sequence] bits/byte accuracy parameters", "last val/loss [nats/sequence]"):
+        assert text in said
+    assert "Final validation loss [nats/sequence] on the tuning seed" in said
+
+
+def test_notes_of_the_data_stand_once(tmp_path):
+    found = runs(notes=["cut at 10 MB", "resumed"], result={"data": {"name": "austen", "notes": ["cut at 10 MB"]}})
+    said = page(study(found), tmp_path).said
+    assert said.count("cut at 10 MB") == 1 and "Data: cut at 10 MB" in said and "mgt: resumed" in said

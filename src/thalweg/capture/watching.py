@@ -202,9 +202,10 @@ class Recorder:
         """One part of a site."""
         if not self.running or index < self.due:
             return
-        self.slots[index][part] = (
-            value.detach() if isinstance(value, Tensor) else tree_map_only(Tensor, Tensor.detach, value)
-        )
+        value = value.detach() if isinstance(value, Tensor) else tree_map_only(Tensor, Tensor.detach, value)
+        if part == "update" and self.located.sites[index].parallel:
+            value = value.clone()  # Falcon adds the one sublayer to what the other gave, in place
+        self.slots[index][part] = value
         while self.due < len(self.slots) and self.needed[self.due] <= self.slots[self.due].keys():
             seen, self.slots[self.due] = self.slots[self.due], {}
             self.due += 1

@@ -41,6 +41,18 @@ def check_counts(args, names: Iterable[str], least: int = 1) -> None:
             raise InputError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
 
 
+def first_token(tokenizer: Any) -> int:
+    """What ``--bos`` puts before a document. Raises: InputError for a tokenizer without such a token."""
+    from thalweg.evaluation.subjects import special
+
+    found = special(tokenizer, "bos", "eos")
+    if found is None:
+        raise InputError(
+            "the tokenizer of this model names neither a BOS nor an EOS to put before a document; leave out --bos"
+        )
+    return found
+
+
 def command_line(command: str, given: Iterable[Any], flags: Iterable[tuple[str, Any]]) -> str:
     """A call as a line that a shell takes: places as they were given, flags by the names of their values.
 

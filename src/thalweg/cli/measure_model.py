@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.cli.console import confirm_output, grid
-from thalweg.cli.flags import Telling, check_counts, check_rows, command_line
+from thalweg.cli.flags import Telling, check_counts, check_rows, command_line, first_token
 from thalweg.errors import InputError
 
 TOKENS = 8192
@@ -116,7 +116,6 @@ def of_model(args, tell: Callable[[str], None]) -> dict[str, Any]:
     from thalweg.capture.measure import measure
     from thalweg.cli.opening import open_any
     from thalweg.evaluation import documents_of
-    from thalweg.evaluation.perplexity import prefix_of
     from thalweg.records import provenance
     from thalweg.records.export import export
     from thalweg.reports.model import write_model_report
@@ -145,7 +144,7 @@ def of_model(args, tell: Callable[[str], None]) -> dict[str, Any]:
         length=args.length,
         batch_size=args.batch_size,
         tokens=args.tokens or TOKENS,
-        bos=prefix_of(tokenizer, None) if args.bos else None,
+        bos=first_token(tokenizer) if args.bos else None,
         values=args.values,
         own_weights=args.own_weights,
         inner=args.inner,

@@ -1,14 +1,18 @@
 """``thalweg probe``: read-only probes of the continuous picture, over a model and a text, or over a trajectory of weights."""
 
+import _thread
+import signal
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from thalweg.cli.console import confirm_output, emit, say, table
-from thalweg.cli.flags import check_counts, check_rows, command_line
+from thalweg.cli.flags import check_counts, check_rows, command_line, first_token
 from thalweg.errors import ExitCode, InputError, ThalwegError
 
 EXAMPLES = """examples:
@@ -58,7 +62,6 @@ def configure(parser) -> None:
 
 def run(args) -> ExitCode:
     from thalweg.continuum import registry
-    from thalweg.studies.runner import terminated_as_interrupt
 
     page = Path(args.output or f"probe-{Path(args.model).name or 'model'}.html")
     confirm_output(str(page), args.overwrite)
@@ -70,8 +73,31 @@ def run(args) -> ExitCode:
         only = [registry.entry(one).name for one in only]
         if not only:
             raise InputError(f"--only names no probe; known: {', '.join(registry.names())}")
-    with terminated_as_interrupt():
+    with stoppable():
         return _run(args, page, only, options_of(args.option))
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """SIGTERM as Ctrl-C. One that comes inside a finaliser, where Python drops what is raised, comes again a moment later."""
+    from thalweg.studies.runner import terminated_as_interrupt
+
+    before = sys.unraisablehook
+
+    def again(lost: Any) -> None:
+        if not isinstance(lost.exc_value, KeyboardInterrupt):
+            before(lost)
+            return
+        later = threading.Timer(0.1, _thread.interrupt_main, (signal.SIGTERM,))
+        later.daemon = True
+        later.start()
+
+    sys.unraisablehook = again
+    try:
+        with terminated_as_interrupt():
+            yield
+    finally:
+        sys.unraisablehook = before
 
 
 def check_places(*paths: Any) -> None:
@@ -181,24 +207,12 @@ def probed(
         tokenizer=tokenizer,
         length=args.length,
         tokens=args.tokens,
-        bos=_first_token(tokenizer) if args.bos else None,
+        bos=first_token(tokenizer) if args.bos else None,
         map=args.map,
         allow_unverified=args.allow_unverified,
         name=opened.name,
         listen=listen,
     )
-
-
-def _first_token(tokenizer: Any) -> int:
-    """What ``--bos`` puts before a document. Raises: InputError for a tokenizer without such a token."""
-    from thalweg.evaluation.subjects import special
-
-    found = special(tokenizer, "bos", "eos")
-    if found is None:
-        raise InputError(
-            "the tokenizer of this model names neither a BOS nor an EOS to put before a document; leave out --bos"
-        )
-    return found
 
 
 def _flag(name: str) -> str:

@@ -16,7 +16,7 @@ from thalweg.capture.measure import LENGTH, check_ids, encoder_of, padding_of, p
 from thalweg.capture.windows import Text, cut
 from thalweg.continuum.base import ENOUGH, SKETCH, Collector, Finding, Probe, Subject, batch_of, registry
 from thalweg.continuum.passes import read
-from thalweg.errors import InputError, ThalwegError, UnknownNameError, first_line
+from thalweg.errors import InputError, ThalwegError, first_line
 from thalweg.records import Measurement, Measurements
 
 NO_TEXT = "it reads a text, and none was given"
@@ -66,11 +66,8 @@ def findings(
     before a probe begins, then with what it found; the proof comes first, as ``capture``. The model is left as it was: weights, modes, hooks.
     Raises: InputError, UnknownNameError for what cannot be probed at all; ProofError where the capture of the model cannot be proved.
     """
-    chosen = _chosen(only)
-    made = {one: _options(one, (options or {}).get(one, {})) for one in chosen}
-    for one in options or {}:
-        if one not in made:
-            raise UnknownNameError("probe with options", one, made)
+    made = chosen_options(only, options)
+    chosen = list(made)
     seen = subject_of(subject, tokenizer, name, map)
     if only is None:
         chosen = [one for one in chosen if registry[one].kind == seen.kind]
@@ -108,7 +105,7 @@ class Shared:
         self.collectors: dict[str, Collector] = {}
         sharing: dict[int, list[str]] = {}
         for name, own in options.items():
-            if text is not None and registry[name].run is Probe.run and registry[name].kind == subject.kind:
+            if text is not None and registry[name].run is Probe.run and not _silent(registry[name](), subject, text):
                 sharing.setdefault(batch_of(text, own, subject)[0], []).append(name)
         self.names = max(sharing.values(), key=len, default=[])
         if len(self.names) < 2:
@@ -130,8 +127,7 @@ class Shared:
         for name in self.names:
             probe, began = registry[name](), time.perf_counter()
             try:
-                if not probe.applies(subject):
-                    self.collectors[name] = probe.collect(subject, text, self.options[name])
+                self.collectors[name] = probe.collect(subject, text, self.options[name])
             except Exception:  # it says so when it is run alone
                 continue
             self.seconds[name] = time.perf_counter() - began
@@ -200,6 +196,21 @@ def subject_of(subject: Any, tokenizer: Any = None, name: str = "", map: Any = N
     )
 
 
+def chosen_options(only: Sequence[str] | None, options: Mapping[str, Mapping[str, Any]] | None) -> dict[str, Any]:
+    """The options of every probe that is asked for, in the order of the probes.
+
+    Raises: InputError, UnknownNameError for a name or an option that is not there, or for options of a probe that is not asked for.
+    """
+    chosen, given = _chosen(only), {registry.entry(one).name: values for one, values in (options or {}).items()}
+    for one in given:
+        if one not in chosen:
+            raise InputError(
+                f"there are options for the probe {one!r}, which is not among those asked for ({', '.join(chosen)}); "
+                f"ask for it too, or leave its options out"
+            )
+    return {one: config.build(registry[one].Options, given.get(one, {}), where=one) for one in chosen}
+
+
 def _chosen(only: Sequence[str] | None) -> list[str]:
     if only is None:
         return registry.names()
@@ -211,15 +222,19 @@ def _chosen(only: Sequence[str] | None) -> list[str]:
     return found
 
 
-def _options(name: str, values: Mapping[str, Any]) -> Any:
-    return config.build(registry[name].Options, values, where=name)
-
-
 def _why_not(probe: Probe, subject: Subject, text: Text | None) -> str | None:
     if probe.kind != subject.kind:
         return f"it looks at {OF[probe.kind]}, and this is {OF[subject.kind]}"
     why = probe.applies(subject)
     return why or (NO_TEXT if probe.text and text is None else None)
+
+
+def _silent(probe: Probe, subject: Subject, text: Text) -> bool:
+    """Whether a probe has nothing to look at; of one that cannot even say so it is said when it is run."""
+    try:
+        return _why_not(probe, subject, text) is not None
+    except Exception:
+        return True
 
 
 def _text(subject: Subject, texts: Iterable[Any], length: int | None, tokens: int | None, bos: int | None) -> Text:

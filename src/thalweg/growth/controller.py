@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from thalweg._words import counted
 from thalweg.errors import InputError, ProofError
 from thalweg.geometry.directional import CHANCE
 from thalweg.geometry.eigenpairs import canonical_basis, degenerate
@@ -239,7 +240,7 @@ class Controller:
         if state.futile >= self.options.stall:
             self._end(
                 "unstable",
-                f"layer {reading.layer}: the last {state.futile} births did not lower the largest eigenvalue ({reading.top:.3g}, "
+                f"layer {reading.layer}: the last {f'{state.futile} births' if state.futile > 1 else 'birth'} did not lower the largest eigenvalue ({reading.top:.3g}, "
                 f"threshold {self.threshold:.3g}); heads would be added without end",
             )
         return not self.finished
@@ -332,7 +333,7 @@ class Controller:
         pruning = self.pruning.under_way({reading.layer: len(reading.heads) for reading in readings})
         if unsettled or pruning:
             self.reason = (
-                f"step {step}: {unsettled} of {len(states)} layers not calm yet"
+                f"step {step}: {unsettled} of {counted(len(states), 'layer')} not calm yet"
                 if unsettled
                 else f"step {step}: {pruning}"
             )
@@ -341,7 +342,8 @@ class Controller:
         if not capped and self._deepen(readings, step):
             return
         blind = [str(reading.layer) for reading, state in zip(readings, states, strict=True) if state.isotropic]
-        unseen = f"; layers {', '.join(blind)} have isotropic inputs, where nothing can be seen" if blind else ""
+        where = f"layer{'s' * (len(blind) > 1)} {', '.join(blind)} {'have' if len(blind) > 1 else 'has'}"
+        unseen = f"; {where} isotropic inputs, where nothing can be seen" if blind else ""
         largest = max(reading.top for reading in readings)
         if capped:
             self._end(
@@ -353,7 +355,7 @@ class Controller:
         self._end(
             "converged",
             f"the top eigenvalue is at most {largest:.3g} in every layer, below the threshold {self.threshold:.3g}, "
-            f"at {o.patience} checks in a row" + unseen,
+            f"at {counted(o.patience, 'check')}{' in a row' * (o.patience > 1)}" + unseen,
         )
 
     def _deepen(self, readings: list[Reading], step: int) -> bool:

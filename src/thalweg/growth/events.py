@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from thalweg._words import counted
 from thalweg.errors import InputError
 from thalweg.growth.energy import FreeEnergy
 from thalweg.records import Measurements, atomic_write_text, jsonl
@@ -55,7 +56,10 @@ class GrowthEvent:
     def line(self) -> str:
         """For a person."""
         what = f"step {self.step}, layer {self.layer}: {self.kind}"
-        which = f" of head{'s' * (len(self.heads) != 1)} {', '.join(map(str, self.heads))}" if self.heads else ""
+        if self.kind == "layer":
+            which = f", a new one with {counted(len(self.heads), 'head')}"
+        else:
+            which = f" of head{'s' * (len(self.heads) != 1)} {', '.join(map(str, self.heads))}" if self.heads else ""
         left = (
             f"; sum of positive eigenvalues {self.positive_before:.3g} -> {self.positive_after:.3g}"
             if self.positive_before is not None and self.positive_after is not None

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from thalweg._words import counted
 from thalweg.growth.drift import drift
 from thalweg.growth.energy import free_energy
 from thalweg.growth.events import GrowthEvent, energy_pair
@@ -78,7 +79,7 @@ class Pruning:
             step,
             layer,
             (head,),
-            f"directional energy {reading.energies[head]:.3g} below {bound:.3g} for {self.low[layer, head]} checks",
+            f"directional energy {reading.energies[head]:.3g} below {bound:.3g} for {counted(self.low[layer, head], 'check')}",
             threshold,
             residual_before=reading.residual,
             asymmetry=reading.asymmetry,

@@ -45,7 +45,7 @@ def collect(device: str | None = None, source: str | Path | None = None) -> dict
         "ranks": int(ranks) if (ranks := os.environ.get("WORLD_SIZE", "")).isdecimal() else 1,
         "device": device or "cpu",
         "device_name": torch.cuda.get_device_name(device) if torch and device and device.startswith("cuda") else None,
-        "command": " ".join(map(_without_folder, sys.argv)) if sys.argv and sys.argv[0] else "",
+        "command": " ".join((_program(sys.argv[0]), *map(_without_folder, sys.argv[1:]))) if any(sys.argv[:1]) else "",
         "git": git_commit(source),
     }
 
@@ -89,6 +89,11 @@ def _cpu_name() -> str:
     except OSError:
         pass
     return platform.processor() or "unknown"
+
+
+def _program(path: str) -> str:
+    """What was called: a package by its own name, where it was called as ``python -m``."""
+    return Path(path).parent.name if Path(path).name == "__main__.py" else _without_folder(path)
 
 
 def _without_folder(argument: str) -> str:

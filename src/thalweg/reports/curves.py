@@ -15,6 +15,16 @@ TITLES = {"val/loss": "Validation loss", "train/loss": "Training loss", "val/bit
 # What the tables or the diagnostics show; a curve would repeat the loss.
 LEFT_TO_TABLES = ("val/bits_per_byte", "val/perplexity", "task/accuracy_low", "task/accuracy_high")
 
+# The unit of a series whose record names none.
+UNITS = {
+    "val/loss": "nats/token",
+    "train/loss": "nats/token",
+    "val/bits_per_byte": "bits/byte",
+    "task/accuracy": "share",
+    "task/token_accuracy": "share",
+    "task/exact_match": "share",
+}
+
 
 def sound(records: Sequence[RunRecord]) -> list[RunRecord]:
     """The records that stand for an arm: those that did not diverge."""
@@ -41,10 +51,29 @@ def training_figures(arms: Arms) -> list[Figure]:
         *FIRST,
         *sorted(n for n in names if n.startswith(("val/", "task/")) and n not in (*FIRST, *LEFT_TO_TABLES)),
     ]
-    return [figure for name in chosen if name in names and (figure := _over_steps(name, arms)) is not None]
+    return [figure for name in chosen if name in names for figure in _by_unit(name, arms)]
 
 
-def _over_steps(name: str, arms: Arms) -> Figure | None:
+def unit_of(record: RunRecord, name: str) -> str:
+    """Of a logged series of a run, or of what stands beside it; empty if nobody says."""
+    return record.units.get(name) or UNITS.get(name, "")
+
+
+def units_of(arms: Arms, name: str) -> list[str]:
+    """The different units in which the runs logged a series."""
+    return [*dict.fromkeys(unit_of(r, name) for records in arms.values() for r in records if r.series(name))]
+
+
+def _by_unit(name: str, arms: Arms) -> list[Figure]:
+    """A series over the steps, once for each of its units: losses per token and per sequence share no axis."""
+    units, found = units_of(arms, name), []
+    for unit in units:
+        alike = {arm: [r for r in records if unit_of(r, name) == unit] for arm, records in arms.items()}
+        found.append(_over_steps(name, alike, unit, f" [{unit}]" if len(units) > 1 else ""))
+    return [*filter(None, found)]
+
+
+def _over_steps(name: str, arms: Arms, unit: str, more: str) -> Figure | None:
     curves: list[Line] = []
     count, left_out = 0, []
     for look, (arm, records) in enumerate(arms.items()):
@@ -61,14 +90,13 @@ def _over_steps(name: str, arms: Arms) -> Figure | None:
                 left_out.append(f"{arm} seed {record.seed}")
     if not curves:
         return None
-    unit = next((r.units[name] for records in arms.values() for r in records if r.units.get(name)), "")
     curves += _null(name, arms, curves)
     caption = f"Mean over {count} seeds" if count > 1 else "One seed" if count else "No run ended"
     caption += "; band: standard deviation over seeds." if count > 1 else "."
     if left_out:
         caption += f" Diverged and not drawn: {listed(left_out)}."
     title = TITLES.get(name, name.partition("/")[2].replace("_", " ").capitalize() + f" ({name.partition('/')[0]})")
-    return lines(title, curves, x_label="step", y_label=unit or title.lower(), caption=caption)
+    return lines(f"{title}{more}", curves, x_label="step", y_label=unit or title.lower(), caption=caption)
 
 
 def averaged(label: str, series: Sequence[Sequence[tuple[int, float]]], look: int) -> Line | None:

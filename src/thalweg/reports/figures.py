@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
+from dataclasses import dataclass, field, replace
+from itertools import count, groupby
 from typing import Literal
 
 from thalweg.reports import svg
-from thalweg.reports.text import NONE, number, spread
+from thalweg.reports.text import NONE, number, spread, within
 
 WIDTH, HEIGHT = 440.0, 236.0
 LEFT, RIGHT, TOP, BOTTOM = 50.0, 428.0, 24.0, 202.0
@@ -15,6 +15,9 @@ MOST_MARKED = 30  # points of a curve that still get marks
 
 Kind = Literal["arm", "start", "median", "lost", "null", "event"]
 DOTTED = ("start", "median")  # which the caption explains, not the legend
+NULLS = (svg.NULL, "9 3 2 3", "2 3", "14 4")  # dashes that tell the nulls of one figure apart, which have one colour
+LONE = 13.0  # half the length of the line that stands for a null at one place
+SHADES, SHADE = 6, 16.0  # boxes of the scale of a heat map, and their width
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Line:
 
     look: number of the arm, which keeps its colour on the whole page. kind: ``arm`` (bold, with marks), ``start`` (the same arm before
     training, dotted), ``median`` (the same arm, dotted, where the bold curve is a mean), ``lost`` (one diverged run, thin), ``null``
-    (grey, dashed) or ``event`` (marks alone).
+    (grey, dashed; several in one figure each in their own way, whatever ``look`` says) or ``event`` (marks alone).
     """
 
     label: str
@@ -93,21 +96,32 @@ def lines(
     log_y: bool = False,
     log_x: bool = False,
     whole_x: bool = True,
+    whole_y: bool = False,
 ) -> Figure:
     """Curves over one axis. Points that are not finite leave a gap in the picture and stay in the table.
 
     log_x: a logarithmic axis if every x is positive.
-    log_y: a logarithmic axis if every value is positive and they span a factor of ten or more; the label says so.
+    log_y: a logarithmic axis if every value is positive and they span a factor of ten or more; the label says so. A null of 0 does not stand
+    in its way: it is left out of the picture, and the caption names it.
+    whole_x, whole_y: marked at whole numbers only.
     """
+    curves = _told_apart(curves)
     values = [y for curve in curves for y in curve.y if math.isfinite(y)]
-    log = log_y and bool(values) and min(values) > 0 and max(values) >= 10 * min(values)
+    placed = [y for curve in curves for y in curve.y if math.isfinite(y) and (y > 0 or curve.kind != "null")]
+    log = log_y and bool(placed) and min(placed) > 0 and max(placed) >= 10 * min(placed)
+    lost = [curve.label for curve in curves if log and curve.kind == "null" and all(y <= 0 for y in curve.y)]
+    if lost:
+        named = " and ".join(f'"{label.removeprefix("null: ")}"' for label in lost)
+        caption = f"{caption} Left out, as 0 has no place on a log scale: the null {named}."
+    if log:
+        values = placed
     framed = [curve for curve in curves if curve.kind != "lost"] or curves  # a diverged run does not set the scale
     seen = [y for curve in framed for y in curve.y if math.isfinite(y)]
     edges = [end for curve in framed for i in range(len(curve.y)) for end in _ends(curve, i)]
     wide = log_x and all(v > 0 for curve in curves for v in curve.x)
     x = svg.axis((v for curve in curves for v in curve.x), LEFT, RIGHT, log=wide, pad=0.03)
     y = svg.axis(seen if log else [*seen, *edges], BOTTOM, TOP, log=log)
-    parts = [*_frame(x, y, x_label, f"{y_label}, log scale" if log else y_label, whole_x, bool(values))]
+    parts = [*_frame(x, y, x_label, f"{y_label}, log scale" if log else y_label, whole_x, whole_y, bool(values))]
     for kind in ("null", "start", "median", "lost", "arm", "event"):  # what matters most is drawn last
         chosen = [curve for curve in curves if curve.kind == kind]
         parts += [part for curve in chosen for part in _band(curve, x, y)]
@@ -123,7 +137,7 @@ def lines(
         caption,
         (x_label.partition(",")[0], *(curve.label for curve in curves)),
         tuple(_table(curves)),
-        tuple(Key(c.label, _key(c)) for c in curves if c.kind not in DOTTED),
+        tuple(Key(c.label, _key(c)) for c in curves if c.kind not in DOTTED and c.label not in lost),
     )
 
 
@@ -171,9 +185,14 @@ def heat(
     *,
     x_label: str,
     caption: str,
+    scale: str = "",
 ) -> Figure:
-    """Shares in [0, 1] as cells, the darker the larger, against the largest; ``values[row][column]``, one that is not finite is left blank."""
+    """Shares in [0, 1] as cells, the darker the larger, against the largest; ``values[row][column]``, one that is not finite is left blank.
+
+    scale: what the shares are; it stands beside the scale, from 0 to the largest.
+    """
     left, step = 62.0, 18.0
+    numbered = all(name.startswith(f"{x_label} ") for name in columns)  # as head 0, head 1: the axis shows the numbers
     wide = (RIGHT - left) / len(columns)
     top = max((v for row in values for v in row if math.isfinite(v)), default=0.0)
     parts = []
@@ -194,25 +213,42 @@ def heat(
     floor = len(rows) * step
     parts.append(svg.line([(left, floor + 1), (RIGHT, floor + 1)], "axis"))
     shown = range(0, len(columns), math.ceil(len(columns) / 8))
-    parts += [svg.text(left + (j + 0.5) * wide, floor + 14, str(j), anchor="middle") for j in shown]
-    parts.append(svg.text((left + RIGHT) / 2, floor + 30, f"{x_label} (0: {columns[0]})", anchor="middle", kind="name"))
+    names = [name.removeprefix(f"{x_label} ") if numbered else str(j) for j, name in enumerate(columns)]
+    parts += [svg.text(left + (j + 0.5) * wide, floor + 14, names[j], anchor="middle") for j in shown]
+    along = x_label if numbered else f"{x_label} (0: {columns[0]})"
+    parts.append(svg.text((left + RIGHT) / 2, floor + 30, along, anchor="middle", kind="name"))
+    parts += _shades(floor + 38, top, scale)
     table = [(name, *(number(row[j], 3) for row in values)) for j, name in enumerate(columns)]
     caption = f"{caption} Darkest: {number(top, 3)}."
-    return Figure(title, svg.picture(WIDTH, floor + 36, title, parts), caption, ("site", *rows), tuple(table))
+    drawn, heading = svg.picture(WIDTH, floor + 54, title, parts), x_label if numbered else "site"
+    return Figure(title, drawn, caption, (heading, *rows), tuple(table))
+
+
+def _shades(y: float, top: float, scale: str) -> Iterable[str]:
+    """The scale of a heat map: boxes from 0 to ``top``."""
+    if top <= 0:
+        return
+    start = (WIDTH - SHADES * SHADE) / 2
+    yield svg.text(start - 5, y + 9, f"{scale}: 0" if scale else "0", anchor="end")
+    for i in range(SHADES):
+        yield svg.box(start + i * SHADE, y, SHADE, 11, "cell c0", i / (SHADES - 1))
+    yield svg.text(start + SHADES * SHADE + 5, y + 9, number(top, 3))
 
 
 def _status(status: str) -> str:
     return status if status in ("supported", "refuted") else "open"
 
 
-def _frame(x: svg.Axis, y: svg.Axis, x_label: str, y_label: str, whole_x: bool, drawn: bool) -> Iterable[str]:
+def _frame(
+    x: svg.Axis, y: svg.Axis, x_label: str, y_label: str, whole_x: bool, whole_y: bool, drawn: bool
+) -> Iterable[str]:
     yield svg.text(6, 12, y_label, kind="name", most=72)
     yield svg.text((LEFT + RIGHT) / 2, HEIGHT - 4, x_label, anchor="middle", kind="name")
     if not drawn:
         yield svg.text((LEFT + RIGHT) / 2, (TOP + BOTTOM) / 2, "no finite value", anchor="middle")
         yield svg.line([(LEFT, BOTTOM), (RIGHT, BOTTOM)], "axis")
         return
-    for value, label in svg.ticks(y, 7 if y.log else 5):
+    for value, label in svg.ticks(y, 7 if y.log else 5, whole=whole_y):
         yield svg.line([(LEFT, y(value)), (RIGHT, y(value))], "grid")
         yield svg.text(LEFT - 6, y(value) + 3.5, label, anchor="end")
     for value, label in svg.ticks(x, 8, whole=whole_x):
@@ -226,6 +262,12 @@ def _ends(curve: Line, index: int) -> tuple[float, ...]:
         return ends if all(map(math.isfinite, (*ends, curve.y[index]))) else ()
     sd, y = curve.deviation(index), curve.y[index]
     return () if sd is None or not math.isfinite(sd) or not math.isfinite(y) else (y - sd, y + sd)
+
+
+def _told_apart(curves: Sequence[Line]) -> list[Line]:
+    """The same with a look of its own for each null."""
+    nulls = count()
+    return [replace(curve, look=next(nulls)) if curve.kind == "null" else curve for curve in curves]
 
 
 def _pieces(indices: Iterable[int]) -> Iterable[list[int]]:
@@ -245,6 +287,10 @@ def _curve(curve: Line, x: svg.Axis, y: svg.Axis) -> Iterable[str]:
         points = [(x(curve.x[i]), y(curve.y[i])) for i in piece]
         if len(points) > 1:
             yield svg.line(points, kind, _dash(curve))
+        elif curve.kind == "null":  # as the legend has it
+            (middle, height) = points[0]
+            ends = (max(middle - LONE, x.start), min(middle + LONE, x.end))
+            yield svg.line([(end, height) for end in ends], kind, _dash(curve))
         elif curve.kind != "arm":  # a lone point would be lost
             yield svg.marks(points, "circle", f"mark {kind}", 2)
     if curve.kind == "arm" and 0 < len(shown) <= MOST_MARKED:
@@ -276,8 +322,10 @@ def _shape(curve: Line) -> str:
 
 
 def _dash(curve: Line) -> str:
-    if curve.kind == "null" or curve.kind in DOTTED:
-        return svg.NULL if curve.kind == "null" else svg.START
+    if curve.kind == "null":
+        return NULLS[curve.look % len(NULLS)]
+    if curve.kind in DOTTED:
+        return svg.START
     return svg.DASHES[curve.look // svg.COLOURS % len(svg.DASHES)]
 
 
@@ -290,5 +338,5 @@ def _table(curves: Sequence[Line]) -> Iterable[tuple[str, ...]]:
 
 def _cell(curve: Line, index: int) -> str:
     if ends := curve.interval(index):
-        return f"{number(curve.y[index])} ({number(ends[0])} to {number(ends[1])})"
+        return within(curve.y[index], *ends)
     return spread(curve.y[index], curve.deviation(index))

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from thalweg.config import to_toml
-from thalweg.records.measurements import Measurements
 from thalweg.records.run import RunFolder
 from thalweg.reports import page, provenance
 from thalweg.reports.curves import training_figures
+from thalweg.reports.datasets import notes_of
 from thalweg.reports.depth import INTRODUCTION, geometry
 from thalweg.reports.growth import (
-    OWN,
     RECORD,
     Grown,
     collapse_table,
@@ -20,9 +19,9 @@ from thalweg.reports.growth import (
     event_table,
     growth_figures,
     read,
+    without_growth,
 )
 from thalweg.reports.run import COST_NAMES, UNITS, headline_of, name_of, quality_of_run, record_of, title_of
-from thalweg.reports.study import data_notes
 from thalweg.reports.tables import Table
 from thalweg.reports.text import NONE, big, counted, listed, moment, number
 from thalweg.studies.observe import unlearned
@@ -35,7 +34,7 @@ LOOKS = {
     "unstable": "failed",
     "growing": "running",
 }
-WORDS = {"capped": "cap reached, not converged", "growing": "has not ended"}
+STOPPED = ("failed", "interrupted", "diverged")  # a run that ended so has not grown as far as it was to
 DICTIONARY = "dictionary size"  # the decision that a model without dictionaries does not have
 
 
@@ -52,21 +51,23 @@ def write_grown_report(
     """
     grown = read(run)
     record = record_of(run, "shown", nulls or {})
-    rest = Measurements(row for row in record.measures if not row.measure.startswith(OWN))
-    arms = {name_of(run): [dataclasses.replace(record, measures=rest)]}
+    arms = {name_of(run): [without_growth(record)]}
     collapse = collapse_table(grown)
     dull = f"Has not learned: {why}." if run.status != "diverged" and (why := unlearned(record)) else ""
-    limits = [*filter(None, [dull]), *run.notes, *(f"Data: {note}" for note in data_notes(record)), *deviations]
+    limits = [*filter(None, [dull]), *notes_of([("", record)]), *deviations]
+    stopped = run.status in STOPPED and grown.status != "unstable"
+    trained = f"{headline_of(run)} {dull}".strip()
+    until = "not ended" if grown.status == "growing" else grown.ending
     return page.write(
         path,
         "grown.html",
         title=f"{title_of(run)}: grown",
-        look=LOOKS.get(grown.status, "open"),
-        ended=WORDS.get(grown.status, grown.status),
-        reason=str(grown.about.get("reason") or "no look was taken yet"),
+        look=run.status if stopped else LOOKS.get(grown.status, "open"),
+        ended=run.status if stopped else grown.ending,
+        reason=trained if stopped else grown.reason,
+        beside=f"Growth until then: {until}: {grown.reason}" if stopped else f"Training: {run.status}: {trained}",
         count=_count(grown),
         later=_later(grown),
-        trained=f"{run.status}: {headline_of(run)} {dull}".strip(),
         cost=_cost(grown, record.cost),
         quality=quality_of_run(record),
         events=event_table(grown),
@@ -131,9 +132,11 @@ def _later(grown: Grown) -> str:
     over = [
         f"{number(value, 3)} in layer {layer}" for layer, (at, value) in last.items() if at == step and value > theta
     ]
-    found = (
-        f"is above the threshold again: {listed(over, 4)}" if over else "is still below the threshold in every layer"
-    )
+    was_below = grown.status == "converged"  # in every layer, which no other end says
+    if over:
+        found = f"is above the threshold{' again' if was_below else ''}: {listed(over, 4)}"
+    else:
+        found = f"is {'still ' if was_below else ''}below the threshold in every layer"
     return f"Growth ended at step {number(ended)} and training went on. At step {number(step)} what is left {found}."
 
 

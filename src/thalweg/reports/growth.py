@@ -1,5 +1,6 @@
 """What a growing run left: its record of events read again, and the figures and tables made of it and of its rows."""
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,12 +11,14 @@ from thalweg.records.measurements import Measurement, Measurements
 from thalweg.records.run import RunFolder
 from thalweg.reports.figures import Figure, Line, lines
 from thalweg.reports.tables import Table
-from thalweg.reports.text import NONE, counted, number
+from thalweg.reports.text import NONE, counted, number, words
+from thalweg.studies.store import RunRecord
 
 RECORD = "growth.jsonl"  # in a run folder
 KIND, SCHEMA = "growth", 1
 SHARES = tuple(10 ** (i / 20 - 2) for i in range(41))  # thresholds of the curve: 0.01 to 1
-OWN = ("growth.", "prototypes.")  # rows that this page shows by itself
+OWN = ("growth.", "prototypes.")  # rows that the page of a grown run shows by itself
+WORDS = {"capped": "cap reached, not converged", "growing": "growth has not ended"}
 TURNS = {"birth": "birth", "layer": "new layer", "prune": "pruned", "restore": "restored", "mask": "mask begins"}
 
 
@@ -32,6 +35,15 @@ class Grown:
         return str(self.about.get("status", "growing"))
 
     @property
+    def ending(self) -> str:
+        """How growth ended, in words."""
+        return WORDS.get(self.status, self.status)
+
+    @property
+    def reason(self) -> str:
+        return str(self.about.get("reason") or "no look was taken yet")
+
+    @property
     def threshold(self) -> float | None:
         return self.about.get("threshold")
 
@@ -42,6 +54,12 @@ class Grown:
             if row.measure == measure and row.step is not None:
                 found.setdefault(row.layer, {})[row.step] = row.value
         return {layer: sorted(steps.items()) for layer, steps in sorted(found.items(), key=lambda one: one[0] or 0)}
+
+
+def without_growth(record: RunRecord) -> RunRecord:
+    """A run without the rows of its growth, which have figures and words of their own."""
+    rest = Measurements(row for row in record.measures if not row.measure.startswith(OWN))
+    return dataclasses.replace(record, measures=rest)
 
 
 def is_grown(run: RunFolder) -> bool:
@@ -56,6 +74,12 @@ def read(run: RunFolder) -> Grown:
     head = found[0] if found else {}
     jsonl.check_schema(head.get("schema") if head.get("kind") == KIND else None, SCHEMA, str(path), "growth record")
     return Grown(head, found[1:], Measurements(row for row in run.measures() if row.measure.startswith(OWN)))
+
+
+def heads_of(grown: Grown) -> str:
+    """``1, 1 → 3, 2, 1``: heads by layer, at the start and now."""
+    start, now = grown.about.get("heads_start") or [], grown.about.get("heads") or []
+    return f"{words(start)} → {words(now)}" if now else NONE
 
 
 def growth_figures(grown: Grown) -> list[Figure]:
@@ -89,6 +113,7 @@ def _heads(grown: Grown) -> Figure | None:
         curves,
         x_label="step",
         y_label="heads",
+        whole_y=True,
         caption="Every step upwards is a birth, every step downwards a removal. A head whose mask is falling counts until it is removed.",
     )
 
@@ -131,12 +156,16 @@ def _energy(grown: Grown) -> Figure | None:
         at = [e for e in grown.events if e.get("kind") == kind and e.get("energy_after") is not None]
         if at:
             curves.append(Line(name, [e["step"] for e in at], [e["energy_after"] for e in at], look=look, kind="event"))
+    last = points[-1][0]
+    earlier = (
+        f" Taken at the checks of growth, the last at step {last:,}." if last < (grown.about.get("step") or 0) else ""
+    )
     return lines(
         "Free energy",
         curves,
         x_label="step",
         y_label="fit + weight (residual + threshold x heads), nats",
-        caption=f"On the fixed probe set. {fallen(grown)} Over training, and where a layer is added, it need not fall.",
+        caption=f"On the fixed probe set. {fallen(grown)} Over training, and where a layer is added, it need not fall.{earlier}",
     )
 
 
@@ -173,6 +202,7 @@ def threshold_curve(grown: Grown) -> Figure | None:
         "as weights and inputs move, and as each head takes more than its own direction.",
         log_x=True,
         whole_x=False,
+        whole_y=True,
     )
 
 

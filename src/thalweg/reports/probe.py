@@ -49,8 +49,10 @@ def write_probe_report(
     command: str = "",
     provenance: Mapping[str, Any] | None = None,
     citations: Sequence[str] = (),
+    not_run: Sequence[str] = (),
 ) -> Path:
-    """Write the page of :func:`thalweg.continuum.findings`. citations: none are the sources that the probes name.
+    """Write the page of :func:`thalweg.continuum.findings`. citations: none are the sources that the probes name. not_run: names of probes
+    that were asked for and did not come to their turn.
 
     Raises: InputError without a finding; for a full disk.
     """
@@ -60,6 +62,7 @@ def write_probe_report(
     proof = next((one for one in found if one.probe == PROOF), None)
     silent = [f"{one.probe}: not applicable: {one.not_applicable}" for one in probes if one.not_applicable]
     failed = [f"{one.probe}: failed: {one.failed}" for one in probes if one.failed]
+    missing = [f"{name}: not run to its end: interrupted" for name in not_run]
     ran = [one for one in probes if not one.not_applicable and not one.failed]
     return page.write(
         path,
@@ -71,7 +74,7 @@ def write_probe_report(
         overview=_overview(probes),
         parts_found=[part_of(one) for one in ran],
         command=command,
-        limits=[*failed, *silent] or ["Every probe that was asked for applies."],
+        limits=[*missing, *failed, *silent] or ["Every probe that was asked for applies."],
         provenance=here(provenance or {}),
         citations="\n\n".join(citations or [*dict.fromkeys(one.source for one in ran if one.source)]),
     )
@@ -80,7 +83,13 @@ def write_probe_report(
 def _overview(probes: Sequence[Finding]) -> dict[str, str]:
     """One line for each probe: what it found, and how long it took."""
     took = {one.probe: "" if one.seconds is None else f" ({one.seconds:.1f} s)" for one in probes}
-    return {one.probe: f"{one.words.partition(': ')[2]}{took[one.probe]}" for one in probes}
+    return {one.probe: f"{told(one)}{took[one.probe]}" for one in probes}
+
+
+def told(one: Finding) -> str:
+    """What stands beside the name of a probe: its words without the name, with the stamp of a sketch."""
+    head, _, text = one.words.partition(": ")
+    return text if head == one.probe else f"sketch: {text}"
 
 
 def part_of(one: Finding) -> Part:
@@ -108,8 +117,8 @@ def drawing(one: Finding, plan: records.Figure) -> Figure | None:
         note = f"{note} {MOST_LINES} of {len(groups)} curves are drawn: those that differ most in their largest value.".strip()
         groups = _spread_out(groups)
     curves = [_line(label, rows, plan, look) for look, (label, rows) in enumerate(groups.items())]
-    note = f"{note} {_hidden(curves)}".strip()
     curves += _nulls(chosen, plan)
+    note = f"{note} {_hidden(curves)}".strip()
     fields = {"x_label": plan.x_label, "y_label": plan.y_label, "log_y": plan.log_y, "log_x": plan.log_x}
     return lines(plan.title, curves, caption=note, **fields)
 
@@ -187,8 +196,9 @@ def _map(chosen: Sequence[Measurement], plan: records.Figure) -> Figure:
         [f"head {h}" for h in heads],
         [f"layer {i}" for i in shown],
         [[value.get((i, h), math.nan) for h in heads] for i in shown],
-        x_label=f"head; {plan.y_label}",
+        x_label="head",
         caption=f"{plan.note}{beside}{left_out}",
+        scale=plan.y_label,
     )
 
 

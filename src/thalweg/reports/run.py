@@ -8,11 +8,11 @@ from thalweg.records.files import has_lines
 from thalweg.records.measurements import Measurements
 from thalweg.records.run import RunFolder
 from thalweg.reports import page, provenance
-from thalweg.reports.curves import training_figures
+from thalweg.reports.curves import training_figures, unit_of
+from thalweg.reports.datasets import notes_of
 from thalweg.reports.depth import INTRODUCTION, geometry
-from thalweg.reports.study import data_notes
-from thalweg.reports.tables import NULL_UNITS, Table, moved_table, nulls_of, scalar_table
-from thalweg.reports.text import NONE, big, moment, number
+from thalweg.reports.tables import Table, moved_table, nulls_of, scalar_table
+from thalweg.reports.text import NONE, big, counted, moment, number
 from thalweg.studies.observe import unlearned
 from thalweg.studies.store import RunRecord
 
@@ -55,7 +55,8 @@ def name_of(run: RunFolder) -> str:
 
 def title_of(run: RunFolder) -> str:
     seed = run.seed if run.seed is not None else run.config.get("seed", "?")
-    return f"{name_of(run)}, {run.config.get('depth', '?')} layers, seed {seed}"
+    depth = run.config.get("depth")
+    return f"{name_of(run)}, {counted(depth, 'layer') if isinstance(depth, int) else '? layers'}, seed {seed}"
 
 
 def _measures(run: RunFolder) -> Measurements:
@@ -82,7 +83,7 @@ def write_run_report(
     record = record_of(run, "shown", nulls or {})
     arms = {name_of(run): [record]}
     dull = f"Has not learned: {why}." if run.status != "diverged" and (why := unlearned(record)) else ""
-    limits = [*filter(None, [dull]), *run.notes, *(f"Data: {note}" for note in data_notes(record)), *deviations]
+    limits = [*filter(None, [dull]), *notes_of([("", record)]), *deviations]
     return page.write(
         path,
         "run.html",
@@ -114,11 +115,8 @@ def quality_of_run(record: RunRecord) -> Table:
         for key, series in sorted(record.metrics.items())
         if series and key.startswith(SHOWN)
     ]
-    for name, found in nulls_of({"": [record]}).items():
-        rows += [
-            (f"null: {name}", number(value, 5), record.units.get(series) or NULL_UNITS[series], NONE)
-            for series, value in found.items()
-        ]
+    for name, found in nulls_of(record).items():
+        rows += [(f"null: {name}", number(value, 5), unit_of(record, series), NONE) for series, value in found.items()]
     said = [meaning for start, meaning in MEANINGS.items() if any(name.startswith(start) for name, *_ in rows)]
     return Table(("measure", "value", "unit", "step"), rows, " ".join(said))
 
@@ -131,4 +129,6 @@ def headline_of(run: RunFolder) -> str:
     if step is None:
         last = max((steps[-1][0] for steps in run.series().values() if steps), default=None)
         return "it has not ended" + (f"; the last step logged is {number(last)}." if last is not None else ".")
-    return f"{result.get('reason') or 'no reason recorded'} (step {number(step)} of {number(result.get('steps'))})."
+    steps = result.get("steps") or run.config.get("steps")  # a run that failed left no result to speak of
+    of = f" of {number(steps)}" if steps is not None else ""
+    return f"{result.get('reason') or 'no reason recorded'} (step {number(step)}{of})."

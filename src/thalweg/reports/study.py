@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from thalweg.reports import page, provenance
 from thalweg.reports.curves import Arms, dull, training_figures
+from thalweg.reports.datasets import notes_of
 from thalweg.reports.depth import INTRODUCTION, geometry
 from thalweg.reports.figures import Effect, Figure, effects
 from thalweg.reports.tables import (
     Table,
     arm_table,
     cost_table,
+    loss_units,
     moved_table,
     record_table,
     scalar_table,
@@ -75,7 +77,7 @@ def write_study_report(records: StudyRecords, path: str | Path) -> Path:
         geometry=geometry(arms, {h.measure for h in plan.hypotheses}),
         moved=moved_table(arms),
         scalars=scalar_table(arms),
-        tuning=tuning_table(records.tuning, records.rates),
+        tuning=tuning_table(records.tuning, records.rates, loss_units(arms)),
         limits=_limits(records, arms),
         provenance=_provenance(records, arms),
         records=record_table(arms),
@@ -245,21 +247,13 @@ def _limits(records: StudyRecords, arms: Arms) -> list[str]:
         for arm, r in every
         if r.status == "diverged"
     ]
-    found += sorted({f"{arm}: {note}" for arm, r in every for note in r.notes})
-    found += sorted({f"Data: {note}" for _, r in every for note in data_notes(r)})
+    found += notes_of(every)
     expected = {(arm, seed) for arm in plan.arms_at(records.scale) for seed in plan.at(records.scale).seeds}
     if missing := sorted(expected - {(arm, r.seed) for arm, r in every}):
         found.append(
             f"{len(missing)} of {len(expected)} runs are missing: {listed(f'{a} seed {s}' for a, s in missing)}."
         )
     return [*dict.fromkeys(found), f"Everything here holds at this scale only: {scale_of(arms)}."]
-
-
-def data_notes(record: RunRecord) -> list[str]:
-    """What the data said of itself (cut, filtered ...)."""
-    data = record.result.get("data")
-    notes = data.get("notes") if isinstance(data, Mapping) else None
-    return [str(note) for note in notes] if isinstance(notes, list | tuple) else []
 
 
 def reproduce(plan_path: str, name: str, scale: str) -> str:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from thalweg.records.measurements import Measurement
-from thalweg.reports.curves import Arms, sound
+from thalweg.reports.curves import UNITS, Arms, sound, unit_of, units_of
+from thalweg.reports.datasets import data_key, data_name
 from thalweg.reports.measures import in_own_table, plain
-from thalweg.reports.text import NONE, big, counted, listed, mean_sd, number, words
+from thalweg.reports.text import NONE, big, counted, listed, mean_sd, number, within, words
 from thalweg.studies.observe import unlearned
 from thalweg.studies.plan import Plan
 from thalweg.studies.store import RunRecord
@@ -27,8 +28,10 @@ UNLIKE = 0.05  # difference in size or cost between the arms of a contrast that 
 COST_NOTE = (
     "FLOPs are those of training. Tokens/s and peak memory (of the process on a CPU, of tensors on a GPU) are {those} on this machine with "
     "whatever ran beside: compare them within this table only. Not learned: runs whose loss is not below the unigram entropy, or "
-    "whose bits/byte are not below what xz, a general compressor, reaches on the same text. The last rows are nulls of the data."
+    "whose bits/byte are not below what xz, a general compressor, reaches on the same text. Nulls are of the data, "
+    "which are named where the runs had several."
 )
+INTERVAL = " In brackets behind an accuracy of one run: its 95 % Wilson interval."
 SPREAD = "Mean ± standard deviation over seeds"
 ALONE = "One run each: no spread over seeds is known"
 STABILITY = {  # how the heading of a measure begins -> what it is
@@ -59,27 +62,35 @@ def cost_table(arms: Arms, roles: Mapping[str, str]) -> Table:
     return Table(
         ("arm", "runs", *quality.values(), *COSTS),
         [*rows, *null_rows(arms, quality)],
-        note + COST_NOTE.format(those="medians") if any(arms.values()) else "",
+        note + cost_note(arms, "medians") if any(arms.values()) else "",
     )
 
 
-def quality_of(arms: Arms) -> dict[str, str]:
-    """The logged series that tell how good a run is -> their headings."""
-    tasks = sorted(
-        {name for records in arms.values() for r in records for name in r.metrics if name.startswith("task/")}
-    )
-    unit = next(
-        (r.units["val/loss"] for records in arms.values() for r in records if "val/loss" in r.units), "nats/token"
-    )
-    quality = {"val/loss": f"final loss [{unit}]", "val/bits_per_byte": "bits/byte"}
-    return quality | {name: name.removeprefix("task/").replace("_", " ") for name in tasks}
+def cost_note(arms: Arms, those: str) -> str:
+    """What a reader of quality beside cost must know. those: what the cells of speed and memory are."""
+    bounded = any(r.series(f"task/accuracy{ENDS[0]}") for records in arms.values() for r in records)
+    return COST_NOTE.format(those=those) + (INTERVAL if bounded else "")
 
 
-def cost_cells(records: Sequence[RunRecord], quality: Mapping[str, str]) -> tuple[str, ...]:
+Quality = Mapping[tuple[str, str], str]  # a logged series and its unit -> the heading of its column
+ENDS = ("_low", "_high")  # of the interval of a share, which stands behind the share
+
+
+def quality_of(arms: Arms, loss: str = "final loss") -> Quality:
+    """The columns that tell how good a run is, those that some run fills: one of losses for each unit, since two cannot be compared."""
+    names = {name for records in arms.values() for r in records for name, series in r.metrics.items() if series}
+    bits = "val/bits_per_byte"
+    quality = {("val/loss", unit): f"{loss} [{unit}]" for unit in units_of(arms, "val/loss") or [UNITS["val/loss"]]}
+    quality |= {(bits, unit): "bits/byte" for unit in units_of(arms, bits)}
+    tasks = sorted(n for n in names if n.startswith("task/") and not n.endswith(ENDS))
+    return quality | {(n, u): n.removeprefix("task/").replace("_", " ") for n in tasks for u in units_of(arms, n)}
+
+
+def cost_cells(records: Sequence[RunRecord], quality: Quality) -> tuple[str, ...]:
     """Quality and cost of one arm: the cells under ``quality`` and ``COSTS``."""
     ended = sound(records)
     return (
-        *(mean_sd([v for r in ended if (v := r.last(name)) is not None]) for name in quality),
+        *(_reached([r for r in ended if unit_of(r, name) == unit], name) for name, unit in quality),
         big(_middle(records, "parameters")),
         big(_middle(records, "connection_parameters")),
         big(_middle(records, "flops_per_token")),
@@ -89,13 +100,43 @@ def cost_cells(records: Sequence[RunRecord], quality: Mapping[str, str]) -> tupl
     )
 
 
-def null_rows(arms: Arms, quality: Mapping[str, str]) -> list[tuple[str, ...]]:
-    """The nulls of the data under a name, one other column, ``quality`` and ``COSTS``."""
+def _reached(records: Sequence[RunRecord], name: str) -> str:
+    """The last value of a series, of one run with its interval if it logged one."""
+    found = [(r, value) for r in records if (value := r.last(name)) is not None]
+    ends = [found[0][0].last(f"{name}{end}") for end in ENDS] if len(found) == 1 else [None]
+    return mean_sd([value for _, value in found]) if None in ends else within(found[0][1], *ends)
+
+
+def null_rows(arms: Arms, quality: Quality) -> list[tuple[str, ...]]:
+    """The nulls of the data under a name, one other column, ``quality`` and ``COSTS``; where runs had different data, of each of them."""
     empty = (NONE,) * len(COSTS)
+    sets = _by_data(arms)
     return [
-        (f"null: {label}", NONE, *(number(found.get(name)) for name in quality), *empty)
-        for label, found in nulls_of(arms).items()
+        (
+            f"null: {label}{f' ({data})' if len(sets) > 1 else ''}",
+            NONE,
+            *(number(found.get(name) if unit_of(record, name) == unit else None) for name, unit in quality),
+            *empty,
+        )
+        for data, record in sets.items()
+        for label, found in nulls_of(record).items()
     ]
+
+
+def _by_data(arms: Arms) -> dict[str, RunRecord]:
+    """The name of each data set -> the first record with its nulls; where two have one name, also the arms that had it."""
+    found: dict[str, list[tuple[str, RunRecord]]] = {}
+    for arm, records in arms.items():
+        for r in records:
+            # A run that was killed says less of its data than one that ended: its nulls are theirs.
+            twin = next((key for key, had in found.items() if had[0][1].nulls == r.nulls), data_key(r))
+            if r.nulls:
+                found.setdefault(twin, []).append((arm, r))
+    names = [listed(dict.fromkeys(data_name(r) for _, r in had), 3) for had in found.values()]
+    return {
+        name if names.count(name) == 1 else f"{name} of {listed(dict.fromkeys(arm for arm, _ in had), 3)}": had[0][1]
+        for name, had in zip(names, found.values(), strict=True)
+    }
 
 
 def _counts(records: Sequence[RunRecord], ended: Sequence[RunRecord]) -> str:
@@ -148,20 +189,12 @@ BESIDE = {
     "_accuracy": "task/token_accuracy",
     "_exact_match": "task/exact_match",
 }
-NULL_UNITS = {
-    "val/loss": "nats/token",
-    "val/bits_per_byte": "bits/byte",
-    "task/accuracy": "share",
-    "task/token_accuracy": "share",
-    "task/exact_match": "share",
-}
 
 
-def nulls_of(arms: Arms) -> dict[str, dict[str, Any]]:
-    """Name of a null -> its values by the logged series that they are the null of, from the first record that has nulls."""
-    nulls = next((r.nulls for records in arms.values() for r in records if r.nulls), {})
+def nulls_of(record: RunRecord) -> dict[str, dict[str, Any]]:
+    """Name of a null of the data of a run -> its values by the logged series that they are the null of."""
     found: dict[str, dict[str, Any]] = {}
-    for key, value in nulls.items():
+    for key, value in record.nulls.items():
         name = key.removesuffix("_bits_per_byte").removesuffix("_nats_per_token").replace("_", " ")
         series = next((series for ending, series in BESIDE.items() if key.endswith(ending)), "val/loss")
         found.setdefault(name, {})[series] = value
@@ -245,7 +278,9 @@ def _null(rows: Iterable[Measurement]) -> str:
     return f"{text} ({listed(kinds, 2)})" if kinds else text
 
 
-def tuning_table(tuning: Mapping[str, Mapping[float, float]], rates: Mapping[str, float | None]) -> Table | None:
+def tuning_table(
+    tuning: Mapping[str, Mapping[float, float]], rates: Mapping[str, float | None], unit: str
+) -> Table | None:
     """Final loss of each arm at each learning rate that was tried, the chosen one marked; the rates alone without a search."""
     grid = sorted({rate for losses in tuning.values() for rate in losses})
     if not grid:
@@ -260,7 +295,9 @@ def tuning_table(tuning: Mapping[str, Mapping[float, float]], rates: Mapping[str
         (arm, number(rates.get(arm)), *(_tried(losses, rate, rates.get(arm)) for rate in grid))
         for arm, losses in tuning.items()
     ]
-    note = "Final validation loss [nats/token] on the tuning seed, one run each; *: chosen; ∞: diverged; a dash: not tried."
+    note = (
+        f"Final validation loss [{unit}] on the tuning seed, one run each; *: chosen; ∞: diverged; a dash: not tried."
+    )
     return Table(("arm", "chosen", *(f"{rate:g}" for rate in grid)), rows, note)
 
 
@@ -283,7 +320,13 @@ def record_table(arms: Arms) -> Table:
         for arm, records in arms.items()
         for r in records
     ]
-    return Table(("arm", "seed", "status", "steps", "learning rate", "last val/loss [nats/token]", "fingerprint"), rows)
+    loss = f"last val/loss [{loss_units(arms)}]"
+    return Table(("arm", "seed", "status", "steps", "learning rate", loss, "fingerprint"), rows)
+
+
+def loss_units(arms: Arms) -> str:
+    """The unit of the losses of a study; all units, where arms differ in it."""
+    return " or ".join(units_of(arms, "val/loss")) or UNITS["val/loss"]
 
 
 def scale_of(arms: Arms) -> str:
@@ -294,7 +337,7 @@ def scale_of(arms: Arms) -> str:
 
     def every(key: str) -> str:
         values = {v for r in records if isinstance(v := r.config.get(key), int | float | str)}
-        return " or ".join(sorted(map(str, values))) or "?"
+        return " or ".join(map(str, sorted(values, key=lambda v: (isinstance(v, str), v)))) or "?"
 
     tokens = sorted({v for r in records if isinstance(v := r.cost.get("tokens"), int | float)})
     shown = [*dict.fromkeys(map(big, tokens))] or ["?"]

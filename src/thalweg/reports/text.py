@@ -72,6 +72,11 @@ def spread(middle: float, sd: float | None) -> str:
     return f"{middle:,.{decimals}f} ± {sd:,.{decimals}f}"
 
 
+def within(value: Any, low: Any, high: Any) -> str:
+    """``0.68 (0.65 to 0.71)``: a value with its interval."""
+    return f"{number(value)} ({number(low)} to {number(high)})"
+
+
 def mean_sd(values: Sequence[float]) -> str:
     """Mean and standard deviation of some values, a dash for none."""
     return spread(mean(values), deviation(values)) if values else NONE
