@@ -1,13 +1,9 @@
 """``thalweg probe``: read-only probes of the continuous picture, over a model and a text, or over a trajectory of weights."""
 
-import _thread
-import signal
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,31 +69,10 @@ def run(args) -> ExitCode:
         only = [registry.entry(one).name for one in only]
         if not only:
             raise InputError(f"--only names no probe; known: {', '.join(registry.names())}")
-    with stoppable():
-        return _run(args, page, only, options_of(args.option))
-
-
-@contextmanager
-def stoppable() -> Iterator[None]:
-    """SIGTERM as Ctrl-C. One that comes inside a finaliser, where Python drops what is raised, comes again a moment later."""
     from thalweg.studies.runner import terminated_as_interrupt
 
-    before = sys.unraisablehook
-
-    def again(lost: Any) -> None:
-        if not isinstance(lost.exc_value, KeyboardInterrupt):
-            before(lost)
-            return
-        later = threading.Timer(0.1, _thread.interrupt_main, (signal.SIGTERM,))
-        later.daemon = True
-        later.start()
-
-    sys.unraisablehook = again
-    try:
-        with terminated_as_interrupt():
-            yield
-    finally:
-        sys.unraisablehook = before
+    with terminated_as_interrupt():
+        return _run(args, page, only, options_of(args.option))
 
 
 def check_places(*paths: Any) -> None:

@@ -1,7 +1,9 @@
 """Running a study: what is missing, in complete seed blocks, resumable at any moment."""
 
+import _thread
 import dataclasses
 import signal
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -11,6 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from multiprocessing import active_children, get_context
 from pathlib import Path
+from typing import Any
 
 from thalweg.errors import ExitCode, InputError, ThalwegError
 from thalweg.records.run import RunFolder
@@ -212,7 +215,10 @@ def _leave_ctrl_c_to_the_study() -> None:
 
 @contextmanager
 def terminated_as_interrupt() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C, so that the workers are told; only the main thread may ask for that."""
+    """Treat SIGTERM as Ctrl-C, so that what is done is kept and workers are told; only the main thread may ask for that.
+
+    One that comes inside a finaliser, where Python drops what is raised, comes again a moment later.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -220,11 +226,21 @@ def terminated_as_interrupt() -> Iterator[None]:
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
+    def again(lost: Any) -> None:
+        if not isinstance(lost.exc_value, KeyboardInterrupt):
+            unraisable(lost)
+            return
+        later = threading.Timer(0.1, _thread.interrupt_main, (signal.SIGTERM,))
+        later.daemon = True
+        later.start()
+
+    before, unraisable = signal.signal(signal.SIGTERM, stop), sys.unraisablehook
+    sys.unraisablehook = again
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+        sys.unraisablehook = unraisable
 
 
 def folder_of(study: Study, job: Job) -> Path:
