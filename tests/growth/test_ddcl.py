@@ -112,11 +112,34 @@ def test_seeded_and_clonable():
         (lambda: DDCL(2, objective="both").fit(BLOBS), "objective must be loss or free_energy"),
         (lambda: DDCL(2, init="random").fit(BLOBS), "init must be"),
         (lambda: DDCL(2, init=np.ones((3, 2))).fit(BLOBS), "init must be finite and"),
+        (lambda: DDCL(2, init=np.array([["a", "b"]] * 2)).fit(BLOBS), "of real numbers, got ndarray of <U1"),
+        (lambda: DDCL(2, init=[[1.0], [2.0, 3.0]]).fit(BLOBS), "of real numbers, got list"),
+        (lambda: DDCL(2, init=np.ones((2, 2)) * 1j).fit(BLOBS), "of real numbers, got ndarray of complex128"),
+        (
+            lambda: DDCL(2, init=np.full((2, 2), 1e200)).fit(BLOBS),
+            "overflow in float64: init holds values up to 1e.200",
+        ),
+        (
+            lambda: DDCL(2).fit(BLOBS * 1e200),
+            "overflow in float64: X holds values up to .*; divide the data by their size",
+        ),
+        (lambda: DDCL(2).fit(BLOBS).predict(BLOBS * 1e200), "overflow in float64: X holds"),
+        (lambda: DDCL(2).fit(BLOBS * 1e-200), "vanish in float64"),
+        (lambda: DDCL(2).fit(1e3 + 1e-16 * BLOBS), "same point"),
+        (lambda: DDCL(2).fit(np.float32(1e3) + np.float32([[0.0], [1.2e-4]] * 9)), r"same point \(up to rounding\)"),
+        (lambda: DDCL(2, learn_temperature="no").fit(BLOBS), "learn_temperature must be True or False, got 'no'"),
+        (lambda: DDCL(2, dual="x").fit(BLOBS), "dual must be True or False, got 'x'"),
     ],
 )
 def test_what_cannot_be_fitted_is_said(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+def test_clusters_far_from_the_origin_are_found_in_float32():
+    model = DDCL(4, random_state=0).fit((1e3 + BLOBS / 8).astype(np.float32))
+    assert len(set(model.labels_)) == 4 and not model.panel_.collapsed
+    assert DDCL(2, dual=np.bool_(False)).fit(BLOBS).n_iter_ > 0  # as a grid of parameters gives it
 
 
 # the panel

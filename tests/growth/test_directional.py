@@ -28,6 +28,7 @@ from thalweg.geometry.eigenpairs import (
     top_eigenpairs,
 )
 from thalweg.growth import OjaTracker, mca_exin
+from thalweg.growth.checks import check_inputs
 
 G = torch.Generator().manual_seed(5)
 D, R, N = 12, 5, 40
@@ -307,6 +308,51 @@ def test_mca_exin_goes_to_zero_on_an_indefinite_operator_and_is_right_on_a_shift
     assert value == pytest.approx(lowest, rel=1e-6)
 
 
+def test_captured_directions_are_orthonormal_to_the_digits_of_their_dtype():
+    """Columns that are not left an eigenvalue of -1.64 in what is promised to lie within [-1, 1]."""
+    x, query, key, captured = SUBJECTS[2]
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        given = captured.to(dtype)
+        for operator in (DirectionalOperator(x, query, key, given), DirectionalOperator(x, query, key).without(given)):
+            assert torch.linalg.matrix_norm(operator.dense(), 2) < 1
+    with pytest.raises(InputError, match="orthonormal columns, got products that are off by 8"):
+        DirectionalOperator(x, query, key, 3 * torch.eye(D, dtype=torch.float64)[:, :2])
+    with pytest.raises(InputError, match=r"off by 2e-06; give torch.linalg.qr\(captured\).Q"):
+        DirectionalOperator(x, query, key).without((1 + 1e-6) * captured)
+
+
+def test_products_through_the_moment_are_those_through_the_tokens(monkeypatch):
+    x, query, key, captured = SUBJECTS[2]
+    operator = DirectionalOperator(x, query, key, captured)
+    assert operator.moment is not None and operator.without(None).moment is operator.moment
+    monkeypatch.setattr("thalweg.geometry.directional.LARGEST_GRAM", D - 1)
+    other = DirectionalOperator(x, query, key, captured)
+    assert other.moment is None and DirectionalOperator(x[:5], query, key).moment is None
+    torch.testing.assert_close(operator.dense(), other.dense(), rtol=1e-10, atol=1e-14)
+    assert operator.condition == pytest.approx(other.condition, rel=1e-8)
+
+
+def alike(offset, noise, dtype=torch.float32):
+    """Tokens that are one vector but for noise of this size."""
+    vector = offset * torch.ones(D, dtype=torch.float64)
+    return (vector + noise * draw(N, D)).to(dtype)
+
+
+def test_tokens_that_differ_by_rounding_are_one_vector():
+    """And those that differ by more are not, however far from the origin."""
+    for dtype in (torch.float32, torch.float64):
+        for size in (1e-30, 1.0, 1e30):
+            step = size * torch.finfo(dtype).eps
+            with pytest.raises(InputError, match="one and the same vector"):
+                DirectionalOperator(alike(size, 2 * step, dtype), draw(D, R), draw(D, R))
+            DirectionalOperator(alike(size, 100 * step, dtype), draw(D, R), draw(D, R))
+    DirectionalOperator(alike(1e3, 1.0), draw(D, R), draw(D, R))
+    DirectionalOperator(alike(1.0, 0.05, torch.bfloat16), draw(D, R), draw(D, R))
+    with pytest.raises(InputError, match=r"layer 1: .*one and the same vector"):
+        check_inputs(alike(1.0, 2e-7), 1)
+    check_inputs(alike(1e3, 1.0), 1)
+
+
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
@@ -317,6 +363,7 @@ def test_mca_exin_goes_to_zero_on_an_indefinite_operator_and_is_right_on_a_shift
         (lambda: DirectionalOperator(draw(9, 4) * math.nan, draw(4, 2), draw(4, 2)), InputError, "NaN or infinite"),
         (lambda: DirectionalOperator(draw(9, 4), torch.zeros(4, 2), draw(4, 2)), InputError, "interaction .* is zero"),
         (lambda: DirectionalOperator(draw(9, 4), draw(4, 2), draw(4, 2), draw(3, 1)), ShapeError, "captured"),
+        (lambda: DirectionalOperator(draw(9, 4), draw(4, 2), draw(4, 2), draw(4)), ShapeError, "captured"),
         (lambda: top_eigenpairs(DirectionalOperator(*SUBJECTS[0][:3]), 0), InputError, "at least 1"),
     ],
 )

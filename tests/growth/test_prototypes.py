@@ -5,6 +5,7 @@ What each mutant would be caught by stands beside it.
 
 import copy
 import math
+import warnings
 
 import pytest
 import torch
@@ -328,6 +329,19 @@ def test_both_placements_train_are_counted_and_decode(placed):
 
 
 @pytest.mark.parametrize("placed", PLACED)
+def test_tokens_that_are_all_one_are_refused_though_attention_rounds(placed):
+    """The sums of attention leave the last bits apart, and prototypes were copies of one point."""
+    model = Decoder(config(**PLACED[placed]), generator=torch.Generator().manual_seed(0))
+    zeros = torch.zeros(2, 24, dtype=torch.long)
+    with pytest.raises(InputError, match="one and the same vector"):
+        start_dictionaries(model, lambda: model(zeros))
+    far = 1e3 + torch.randn(40, 4, generator=G)
+    made = PrototypeLayer(4)
+    made.start_from(far)
+    assert len(made.prototypes[0].unique(dim=0)) == 8
+
+
+@pytest.mark.parametrize("placed", PLACED)
 def test_same_seed_same_dictionary_and_full_graph(placed):
     cfg = config(depth=1, **PLACED[placed])
     one, other = (Decoder(cfg, generator=torch.Generator().manual_seed(3)) for _ in range(2))
@@ -353,6 +367,11 @@ def test_a_connection_that_asks_for_what_a_dictionary_has_not():
         (lambda: config(prototype_bypass=1.5), "prototype_bypass must be from 0"),
         (lambda: config(prototype_temperature=-1.0), "prototype_temperature must be positive"),
         (lambda: config(prototype_gradient="both"), "prototype_gradient"),
+        (lambda: PrototypeLayer(5, 3.5), "prototypes must be a whole number of at least 1, got 3.5"),  # type: ignore[arg-type]
+        (lambda: PrototypeLayer(2.5), "the width of a dictionary must be a whole number"),  # type: ignore[arg-type]
+        (lambda: PrototypeLayer(4, heads=0), "the heads of a dictionary must be a whole number of at least 1, got 0"),
+        (lambda: PrototypeLayer(4, bypass="all"), "bypass must be from 0"),  # type: ignore[arg-type]
+        (lambda: PrototypeLayer(4, temperature="hot"), "from 1e-3 to 1e3, got 'hot'"),  # type: ignore[arg-type]
         (lambda: PrototypeLayer(4, gradient="no"), "must be through or detached"),  # type: ignore[arg-type]
         (lambda: PrototypeLayer(4, temperature=1e9), "from 1e-3 to 1e3"),
         (lambda: PrototypeLayer(4).start_from(torch.randn(3, 4)), "8 prototypes need at least 8 tokens"),
@@ -361,6 +380,7 @@ def test_a_connection_that_asks_for_what_a_dictionary_has_not():
         (lambda: dictionary_loss(torch.nn.Linear(2, 2)), "no dictionary of prototypes has seen a token"),
         (lambda: start_dictionaries(torch.nn.Linear(2, 2), lambda: None), "no dictionary of prototypes to start"),
         (lambda: growth.prototype_loss(draw(4, 2), draw(3, 2), 0.0), "temperature must be positive"),
+        (lambda: growth.prototype_loss(draw(4, 2), draw(3, 2), "hot"), "temperature must be a number, got 'hot'"),  # type: ignore[arg-type]
         (lambda: growth.prototype_loss(draw(4, 2) * math.nan, draw(3, 2), 1.0), "tokens hold NaN"),
         (lambda: growth.prototype_loss(draw(4, 2), draw(3, 2) * math.inf, 1.0), "prototypes hold NaN or infinite"),
     ],
@@ -376,6 +396,16 @@ def test_wrong_shapes_are_named():
         layer()(draw(4, 3, 3))
     with pytest.raises(ShapeError, match="share their width"):
         growth.prototype_loss(draw(4, 2), draw(3, 5), 1.0)
+    with pytest.raises(ShapeError, match=r"one number, got a tensor of shape \[2\]"):
+        growth.prototype_loss(draw(4, 2), draw(3, 2), torch.ones(2))
+
+
+def test_a_temperature_that_learns_gets_its_gradient_and_no_warning():
+    tau = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        growth.prototype_loss(draw(6, 3), draw(4, 3), tau).loss.backward()
+    assert not caught and tau.grad is not None and tau.grad > 0
 
 
 # mutants

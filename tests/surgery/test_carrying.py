@@ -189,6 +189,127 @@ def test_scaled_parameters_scale_their_moments():
     assert torch.allclose(new.grad[:16], 2 * old.grad, rtol=1e-8)
 
 
+# Every optimiser of torch with a number for each entry, and how far it moves a weight that was multiplied by f, in powers of f.
+ENTRYWISE = {
+    "adamw": (lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.0, amsgrad=True), 0),
+    "nadam": (lambda p: torch.optim.NAdam(p, lr=1e-2), 0),
+    "radam": (lambda p: torch.optim.RAdam(p, lr=1e-2), -1),  # before its sixth step, as SGD
+    "adamax": (lambda p: torch.optim.Adamax(p, lr=1e-2), 0),
+    "adagrad": (lambda p: torch.optim.Adagrad(p, lr=1e-2, initial_accumulator_value=0.1), 0),
+    "rmsprop": (lambda p: torch.optim.RMSprop(p, lr=1e-3, momentum=0.9, centered=True), 0),
+    "rprop": (lambda p: torch.optim.Rprop(p, lr=1e-2), 1),
+    "asgd": (lambda p: torch.optim.ASGD(p, lr=1e-2, lambd=0.0), -1),
+    "sgd": (lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9), -1),
+    "adadelta": (lambda p: torch.optim.Adadelta(p, lr=1.0, eps=1e-16), 1),  # but for its eps, which is a length too
+}
+
+
+@pytest.mark.parametrize("kind", ENTRYWISE)
+@pytest.mark.parametrize(
+    "shape", [lambda m: grow_heads(m, {1: 2}), lambda m: grow_width(m, width=24)], ids=["heads", "width"]
+)
+def test_every_optimiser_moves_what_was_there_as_before(kind, shape):
+    """Entry by entry to rounding, and a norm that was multiplied by f by f to the power that the optimiser has."""
+    make, power = ENTRYWISE[kind]
+    model = decoder()
+    optimizer = make(model.parameters())
+    trained(optimizer, model)
+    for state in optimizer.state.values():
+        if "acc_delta" in state:
+            state["acc_delta"].fill_(1e-4)  # far above eps, where it comes to after long
+    ungrown = copy.deepcopy(model)
+    other = make(ungrown.parameters())
+    for old, new in zip(model.parameters(), ungrown.parameters(), strict=True):
+        other.state[new] = copy.deepcopy(optimizer.state[old])
+    grown, change = shape(model)
+    carry_optimizer(optimizer, change)
+    before = {name: p.detach().clone() for name, p in (*ungrown.named_parameters(), *grown.named_parameters("grown"))}
+    update(other, ungrown, tokens(seed=9))
+    update(optimizer, grown, tokens(seed=9))
+    theirs, scaled = dict(ungrown.named_parameters()), 0
+    for name, parameter in grown.named_parameters():
+        map = change.maps[name]
+        moved = parameter.detach() - before[f"grown.{name}"]
+        there = map.carry(torch.ones_like(theirs[map.old]), torch.zeros_like(parameter)).bool()
+        expected = map.carry(theirs[map.old].detach() - before[map.old], torch.zeros_like(parameter), map.factor**power)
+        assert (moved - expected)[there].norm() <= 1e-6 * expected.norm(), name
+        scaled += map.factor != 1
+    assert (scaled > 0) == (grown.config.width > 16)
+    trained(optimizer, grown, 1)
+
+
+def test_new_entries_begin_as_in_a_fresh_optimiser():
+    """Zero is a step size that no gradient wakes, and a mean that the weight never had."""
+    starts = {"adagrad": ("sum", 0.1), "rprop": ("step_size", 1e-2), "asgd": ("ax", None)}
+    for kind, (key, value) in starts.items():
+        model = decoder()
+        optimizer = ENTRYWISE[kind][0](model.parameters())
+        trained(optimizer, model)
+        grown, change = grow_heads(model, {1: 2})
+        carry_optimizer(optimizer, change)
+        query = grown.blocks[1].sublayers[0].query.weight
+        added = optimizer.state[query][key][16:]
+        assert torch.equal(added, query[16:] if value is None else torch.full_like(added, value)), kind
+
+
+class Peculiar(torch.optim.SGD):
+    """Keeps what nobody knows, and what is not there entry by entry."""
+
+    def __init__(self, parameters, kept):
+        super().__init__(parameters, lr=0.1)
+        self.kept = kept
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter] = self.kept(parameter)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda p: torch.optim.Adafactor(p, lr=1e-2), r"Adafactor keeps row_var of blocks\.1\..* as \[16, 1\]"),
+        (lambda p: torch.optim.LBFGS(list(p)), "LBFGS keeps all parameters in one vector"),
+        (lambda p: Peculiar(p, lambda w: {"z": w.detach().clone()}), "Peculiar keeps z of .* is not known"),
+        (
+            lambda p: Peculiar(p, lambda w: {"exp_avg": w.detach().to(torch.uint8)}),
+            "keeps exp_avg of .* make a new optimiser",
+        ),
+        (lambda p: Peculiar(p, lambda w: {"rows": [w.detach()]}), "keeps rows of .* as list"),
+    ],
+    ids=["adafactor", "lbfgs", "unknown", "quantised", "list"],
+)
+def test_state_that_cannot_follow_is_refused_before_anything_changes(make, words):
+    model = decoder()
+    optimizer = make(model.parameters())
+    if not isinstance(optimizer, torch.optim.LBFGS):
+        trained(optimizer, model, 1)
+    held, kept = [p for group in optimizer.param_groups for p in group["params"]], dict(optimizer.state)
+    _, change = grow_heads(model, {1: 2})
+    with pytest.raises(InputError, match=words) as caught:
+        carry_optimizer(optimizer, change)
+    assert "\n" not in str(caught.value)
+    after = [p for group in optimizer.param_groups for p in group["params"]]
+    assert all(a is b for a, b in zip(held, after, strict=True)) and dict(optimizer.state) == kept
+
+
+def test_state_of_another_kind_goes_along_where_nothing_is_new():
+    """A layer more changes no parameter, so that factored state stays; of heads that go, any number for each entry does."""
+    model = decoder()
+    optimizer = torch.optim.Adafactor(model.parameters(), lr=1e-2)
+    trained(optimizer, model, 1)
+    grown, change = grow_depth(model, 1)
+    carry_optimizer(optimizer, change)
+    trained(optimizer, grown, 1)
+    mask_heads(grown, {0: {0: 0.0, 1: 0.0}})
+    optimizer = Peculiar(grown.parameters(), lambda w: {"z": w.detach().clone(), "count": 3})
+    optimizer.step()
+    smaller, change = prune_heads(grown, {0: [0, 1]})
+    carry_optimizer(optimizer, change)
+    for parameter in smaller.parameters():
+        assert torch.equal(optimizer.state[parameter]["z"], parameter) and optimizer.state[parameter]["count"] == 3
+
+
 def test_what_it_does_not_move_stays_alone():
     model = decoder()
     beside = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
@@ -205,8 +326,8 @@ def test_permuted_state_is_seen(monkeypatch):
     """A mutant: the state of old entries in another order. The bitwise test must fail on it."""
     right = carrying.carried_state
 
-    def wrong(state, old, new, map):
-        found = right(state, old, new, map)
+    def wrong(state, old, new, map, settings):
+        found = right(state, old, new, map, settings)
         return {k: v.roll(1, 0) if v.ndim and v.shape == new.shape else v for k, v in found.items()}
 
     monkeypatch.setattr(carrying, "carried_state", wrong)

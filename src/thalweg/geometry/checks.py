@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import InputError, ShapeError
+from thalweg.ops.precision import wide
 
 
 def real(x: Tensor, what: str) -> Tensor:
@@ -28,6 +29,21 @@ def token_matrix(x: Tensor, what: str = "the states", least: int = 1) -> Tensor:
     if x.shape[-2] < least or x.shape[-1] < 1 or x.numel() == 0:
         raise ShapeError(f"{what} must be [... tokens width] with at least {least} tokens, got shape {list(x.shape)}")
     return x.double()
+
+
+def one_point(x: Tensor) -> Tensor:
+    """Whether the tokens of each matrix [... tokens width] are one vector up to rounding: none is farther from their mean than its share of it.
+
+    The share: two steps of the dtype, by which vectors are rounded where they are stored, and 64 of the dtype that sums are made in (float32
+    or wider): tokens that are all alike leave attention over 1,024 of them up to 6 apart, over 4,096 up to 13 (measured).
+    Shapes: [... tokens width] -> [...].
+    """
+    share = 2 * torch.finfo(x.dtype).eps + 64 * torch.finfo(wide(x[..., :0, :]).dtype).eps
+    y = x.detach().double()
+    # Over the largest value, so that squares of any size stay in range.
+    y = y / y.abs().amax((-2, -1), keepdim=True).clamp(min=torch.finfo(y.dtype).tiny)
+    middle = y.mean(-2, keepdim=True)
+    return (y - middle).norm(dim=-1).amax(-1) <= share * middle.norm(dim=-1).squeeze(-1)
 
 
 def mixing_matrix(mix: Tensor) -> Tensor:

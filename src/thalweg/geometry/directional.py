@@ -17,7 +17,7 @@ from torch import Tensor
 
 from thalweg.errors import InputError, ShapeError
 from thalweg.geometry.catalog import measure
-from thalweg.geometry.checks import token_matrix
+from thalweg.geometry.checks import one_point, real, token_matrix
 
 _SOURCE = "reconstructed from the reviews of Cirrincione 2026, arXiv 2604.10703"
 _TAKES = "input [n d], query and key factors [d r], captured directions [d c] or None"
@@ -28,14 +28,15 @@ BLOCK = 256  # columns of the operator that are held at a time
 
 
 class DirectionalOperator:
-    """A = P sym(S M_a) P / (|S|_2 |M|_F), known by its products alone: no [d d] matrix is formed.
+    """A = P sym(S M_a) P / (|S|_2 |M|_F), known by its products: above a width of 1,024 no [d d] matrix is formed.
 
     sym(S M_a) = (S M_a - M_a S) / 2, half the commutator: so without P the trace is 0 and A is 0 where S is a multiple of the identity
     (white input grows nothing). P projects the captured directions out. Rank at most 4 r.
 
     x [n d]: the layer's own input, padding left out. query, key [d r]. captured [d c]: orthonormal columns. center: about the mean token, whose
     direction dominates S otherwise. All in float64. The eigenvalues lie within [-1, 1].
-    Raises: ShapeError, InputError for tokens that are not finite, all equal, or factors that are zero.
+    Raises: ShapeError, InputError for tokens that are not finite, all equal up to rounding, factors that are zero, or captured directions
+    whose products are off by more than sqrt(eps) of their dtype.
     """
 
     def __init__(
@@ -47,22 +48,19 @@ class DirectionalOperator:
         *,
         center: bool = False,
     ):
-        x = token_matrix(x, "the input of the layer").detach()
+        given, x = x, token_matrix(x, "the input of the layer").detach()
         self.query, self.key = factors(query, key)
         if x.ndim != 2 or x.shape[1] != len(self.query):
             raise ShapeError(
                 f"the input must be [tokens, {len(self.query)}], as wide as the factors, got {list(x.shape)}; flatten batch and time"
             )
-        if (x == x[0]).all():
+        if one_point(given):
             raise InputError(
-                f"the {len(x)} tokens of the input are one and the same vector, which has no directions; give embeddings that differ"
+                f"the {len(x)} tokens of the input are one and the same vector (up to rounding), which has no directions; "
+                "give embeddings that differ"
             )
         self.x = x - x.mean(0) if center else x
-        self.captured = None if captured is None or captured.numel() == 0 else captured.detach().double()
-        if self.captured is not None and len(self.captured) != x.shape[1]:
-            raise ShapeError(
-                f"captured directions must be [{x.shape[1]}, count], one a column, got {list(captured.shape)}"  # type: ignore[union-attr]
-            )
+        self.captured = directions(captured, x.shape[1])
 
     @property
     def width(self) -> int:
@@ -75,7 +73,7 @@ class DirectionalOperator:
 
     def second_moment(self, u: Float[Tensor, "d ..."]) -> Float[Tensor, "d ..."]:
         """S u = X^T (X u) / n."""
-        return self.x.T @ (self.x @ u) / len(self.x)
+        return self.x.T @ (self.x @ u) / len(self.x) if self.moment is None else self.moment @ u
 
     def antisymmetric(self, u: Float[Tensor, "d ..."]) -> Float[Tensor, "d ..."]:
         """M_a u, through the factors."""
@@ -93,6 +91,12 @@ class DirectionalOperator:
         return y if raw else y / self.scale
 
     @functools.cached_property
+    def moment(self) -> Float[Tensor, "d d"] | None:
+        """S itself where it is small and no larger than the input, made once (its eigenvalues need it there anyway); else None."""
+        n, d = self.x.shape
+        return self.x.T @ self.x / n if d <= min(n, LARGEST_GRAM) else None
+
+    @functools.cached_property
     def scale(self) -> float:
         """|S|_2 |M|_F."""
         return self.extremes[1] * interaction_norm(self.query, self.key)
@@ -100,7 +104,7 @@ class DirectionalOperator:
     @functools.cached_property
     def extremes(self) -> tuple[float, float]:
         """Smallest and largest eigenvalue of S."""
-        return moment_extremes(self.x)
+        return moment_extremes(self.x, self.moment)
 
     @property
     def condition(self) -> float:
@@ -139,8 +143,24 @@ class DirectionalOperator:
         """The same operator with other directions captured."""
         other = object.__new__(DirectionalOperator)
         other.__dict__.update(self.__dict__)
-        other.captured = None if captured is None or captured.numel() == 0 else captured.double()
+        other.captured = directions(captured, self.width)
         return other
+
+
+def directions(captured: Tensor | None, width: int) -> Tensor | None:
+    """Captured directions in float64, None where there are none. Raises: ShapeError, InputError unless the columns are orthonormal."""
+    if captured is None or captured.numel() == 0:
+        return None
+    if captured.ndim != 2 or len(captured) != width:
+        raise ShapeError(f"captured directions must be [{width}, count], one a column, got {list(captured.shape)}")
+    columns = real(captured, "the captured directions").detach().double()
+    off = (columns.T @ columns - torch.eye(columns.shape[1], dtype=torch.float64, device=columns.device)).abs().max()
+    if off > math.sqrt(torch.finfo(captured.dtype).eps):
+        raise InputError(
+            f"captured directions must be orthonormal columns, got products that are off by {off.item():.2g}; "
+            "give torch.linalg.qr(captured).Q"
+        )
+    return columns
 
 
 def factors(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
@@ -257,20 +277,23 @@ def input_condition(x: Float[Tensor, "n d"], center: bool = False) -> Float[Tens
     return y.new_tensor(_condition(*moment_extremes(y)))
 
 
-def moment_extremes(x: Float[Tensor, "n d"]) -> tuple[float, float]:
-    """Smallest and largest eigenvalue of S = X^T X / n; by Lanczos where both sides are large."""
+def moment_extremes(x: Float[Tensor, "n d"], moment: Float[Tensor, "d d"] | None = None) -> tuple[float, float]:
+    """Smallest and largest eigenvalue of S = X^T X / n (``moment``, if it is known); by Lanczos where both sides are large."""
     n, d = x.shape
+    if moment is not None:
+        values = torch.linalg.eigvalsh(moment)
+        return max(values[0].item(), 0.0), values[-1].item()
     if min(n, d) <= LARGEST_GRAM:
         values = torch.linalg.eigvalsh(x @ x.T if n < d else x.T @ x) / n
         return (0.0 if n < d else max(values[0].item(), 0.0)), values[-1].item()
     from thalweg.geometry.eigenpairs import lanczos
 
-    def moment(u: Tensor) -> Tensor:
+    def product(u: Tensor) -> Tensor:
         return x.T @ (x @ u) / n
 
-    largest = lanczos(moment, d, 1, x.device)[0][0].item()
+    largest = lanczos(product, d, 1, x.device)[0][0].item()
     # The smallest as the largest of |S| I - S: Lanczos finds outer eigenvalues.
-    below = 0.0 if n < d else lanczos(lambda u: largest * u - moment(u), d, 1, x.device)[0][0].item()
+    below = 0.0 if n < d else lanczos(lambda u: largest * u - product(u), d, 1, x.device)[0][0].item()
     return (0.0 if n < d else max(largest - below, 0.0)), largest
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import InputError
+from thalweg.geometry.checks import one_point
 from thalweg.models.look import IGNORED
 
 
@@ -18,9 +19,10 @@ def check_inputs(x: Tensor, layer: int, prototypes: int | None = None) -> None:
         )
     if not torch.isfinite(x).all():
         raise InputError(f"{where}: the inputs on the probe set hold NaN or infinite values; the network has diverged")
-    if len(x) < 2 or (x == x[0]).all():
+    if one_point(x):
         raise InputError(
-            f"{where}: the {len(x)} tokens of the probe set are one and the same vector, which has no directions; give embeddings that differ"
+            f"{where}: the {len(x)} tokens of the probe set are one and the same vector (up to rounding), which has no directions; "
+            "give embeddings that differ"
         )
     if prototypes is not None and len(x) < prototypes:
         raise InputError(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from thalweg.errors import InputError, MissingExtraError
+from thalweg.geometry.checks import one_point
 from thalweg.growth.prototypes import Panel, collapse_panel
 from thalweg.ops.prototypes import Assigned, assign, critical_temperature, kmeans_plus_plus, largest_variance
 
@@ -74,15 +75,24 @@ class DDCL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
     def fit(self, X, y=None):
         """Learn the prototypes of X [n_samples n_features]; y is ignored. Raises: InputError."""
         self._check()
-        x = torch.from_numpy(np.array(self._data(X, reset=True), dtype=np.float64))
+        data = torch.from_numpy(np.array(self._data(X, reset=True)))
+        x = data.double()
         if len(x) < self.n_clusters:
             raise InputError(
                 f"{self.n_clusters} prototypes need as many samples, got n_samples={len(x)}; lower n_clusters or give more data"
             )
-        if (x == x[0]).all():
-            raise InputError(f"all {len(x)} samples are the same point, which has no clusters; give data that differ")
         shift = x.mean(0)  # distances do not see it, and their digits are kept
+        _check_squares(x, shift, "X")
+        if one_point(data):
+            raise InputError(
+                f"all {len(x)} samples are the same point (up to rounding), which has no clusters; give data that differ"
+            )
         x = x - shift
+        if largest_variance(x) < torch.finfo(x.dtype).tiny:
+            raise InputError(
+                f"squared distances between these samples vanish in float64 (they are at most {x.abs().max():.2g} from their mean); "
+                "multiply X by a number that brings it near 1"
+            )
         tau = self._temperature(x)
         given = not isinstance(self.init, str)
         generator = torch.Generator().manual_seed(int(check_random_state(self.random_state).randint(2**31 - 1)))
@@ -127,7 +137,9 @@ class DDCL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
     def _assign(self, X) -> Assigned:
         check_is_fitted(self)
         x = torch.from_numpy(np.array(self._data(X, reset=False), dtype=np.float64))
-        return assign(x, torch.from_numpy(self.cluster_centers_), self.temperature_)
+        centres = torch.from_numpy(self.cluster_centers_)
+        _check_squares(x, centres.mean(0), "X")
+        return assign(x, centres, self.temperature_)
 
     def _data(self, X, *, reset: bool) -> np.ndarray:
         return np.asarray(validate_data(self, X, reset=reset, dtype=[np.float64, np.float32]))
@@ -141,6 +153,9 @@ class DDCL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
             value = getattr(self, name)
             if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
                 raise InputError(f"{name} must be finite and not negative, got {value!r}")
+        for name in ("learn_temperature", "dual"):
+            if not isinstance(getattr(self, name), bool | np.bool_):
+                raise InputError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.objective not in OBJECTIVES:
             raise InputError(f"objective must be {' or '.join(OBJECTIVES)}, got {self.objective!r}")
         if isinstance(self.init, str) and self.init != "k-means++":
@@ -155,11 +170,21 @@ class DDCL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
     def _start(self, x: Tensor, shift: Tensor, generator: torch.Generator) -> Tensor:
         if isinstance(self.init, str):
             return kmeans_plus_plus(x, self.n_clusters, generator)
-        given = torch.as_tensor(np.asarray(self.init), dtype=torch.float64)
+        try:
+            array = np.asarray(self.init)
+        except (RuntimeError, TypeError, ValueError):  # rows of several lengths, a tensor with a gradient
+            array = np.asarray(None)
+        if array.dtype.kind not in "fiu":
+            raise InputError(
+                f"init must be 'k-means++' or an array [n_clusters n_features] of real numbers, got {type(self.init).__name__} "
+                f"of {array.dtype}"
+            )
+        given = torch.from_numpy(array.astype(np.float64))
         if given.shape != (self.n_clusters, x.shape[1]) or not torch.isfinite(given).all():
             raise InputError(
                 f"init must be finite and [n_clusters n_features] = [{self.n_clusters} {x.shape[1]}], got {list(given.shape)}"
             )
+        _check_squares(given, shift, "init")
         return given - shift
 
     def _descend(self, x: Tensor, points: Tensor, tau: float) -> dict[str, Any]:
@@ -222,6 +247,14 @@ class DDCL(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, Base
         cooler = max(cooler, 1e-6 * self._temperature(x))
         new = self._value(x, points, cooler)
         return (cooler, new, value - new) if new < value else (tau, value, 0.0)
+
+
+def _check_squares(x: Tensor, centre: Tensor, name: str) -> None:
+    """Raises: InputError where squared distances are beyond float64."""
+    if not torch.isfinite(4 * (x - centre).square().sum()):
+        raise InputError(
+            f"squared distances overflow in float64: {name} holds values up to {x.abs().max():.2g}; divide the data by their size"
+        )
 
 
 def _onto_rows(points: Tensor, x: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import NamedTuple
 
 import torch
@@ -39,7 +40,7 @@ def prototype_loss(
     L_q = L_OLS + V holds exactly, for any assignment on the simplex. Squared distances are whole, not divided by the width as
     :class:`thalweg.models.PrototypeLayer` divides them. gradient: ``through`` the assignment, or with it ``detached``
     (:func:`thalweg.ops.prototypes.assign`). Shapes: x [... d], prototypes [k d], temperature a number or a scalar.
-    Raises: ShapeError, InputError for a temperature that is not positive, or tokens or prototypes that are not finite.
+    Raises: ShapeError, InputError for a temperature that is not a positive number, or tokens or prototypes that are not finite.
     Reconstructed from the abstract of Cirrincione 2026 (arXiv 2604.01740), whose text was not available.
     """
     if x.ndim < 1 or prototypes.ndim != 2 or x.shape[-1] != prototypes.shape[-1] or x.numel() == 0:
@@ -48,13 +49,24 @@ def prototype_loss(
         )
     if gradient not in ("through", "detached"):
         raise InputError(f"gradient must be through or detached, got {gradient!r}")
-    if not 0 < float(temperature) < math.inf:
-        raise InputError(f"the temperature must be positive and finite, got {float(temperature):g}")
+    check_temperature(temperature)
     for name, values in (("tokens", x), ("prototypes", prototypes)):
         if not torch.isfinite(values.detach()).all():
             raise InputError(f"the {name} hold NaN or infinite values; nothing can be assigned")
     found = assign(x.reshape(-1, x.shape[-1]), prototypes, temperature, gradient=gradient)
     return PrototypeLoss(found.fit.mean(), found.variance.mean())
+
+
+def check_temperature(temperature: Tensor | float) -> float:
+    """Its value. Raises: InputError unless it is one positive finite number."""
+    if isinstance(temperature, Tensor) and temperature.numel() != 1:
+        raise ShapeError(f"the temperature must be one number, got a tensor of shape {list(temperature.shape)}")
+    value = temperature.item() if isinstance(temperature, Tensor) else temperature
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise InputError(f"the temperature must be a number, got {value!r}")
+    if not 0 < value < math.inf:
+        raise InputError(f"the temperature must be positive and finite, got {value:g}")
+    return float(value)
 
 
 @dataclass(frozen=True)
@@ -132,7 +144,7 @@ def collapse_panel(
     gradient: Gradient = "through",
 ) -> Panel:
     """Look at a dictionary; temperature in units of a whole squared distance. In float64. Raises: ShapeError, InputError."""
-    tau = float(temperature)
+    tau = check_temperature(temperature)
     tokens, points = measures.checked(x.reshape(-1, x.shape[-1]), prototypes, tau)
     found = assign(tokens, points, tau, gradient=gradient)
     distances = torch.cdist(tokens, points, compute_mode="donot_use_mm_for_euclid_dist").square()

@@ -67,8 +67,9 @@ def look(
 ) -> Reading:
     """Look at one layer of the network as it is now. ``directions``: what each head captured at its birth. scale: a normaliser to keep, so that
     before and after an event compare. without: a head to leave out, with its direction. Raises: InputError."""
-    x = network.inputs(layer).detach().double()
-    check_inputs(x, layer)
+    x = network.inputs(layer).detach()
+    check_inputs(x, layer)  # in its own dtype, whose rounding it allows for
+    x = x.double()
     heads = tuple(head for head in network.heads(layer) if head.id != without)
     operator = operator_of(x, heads, {h: u for h, u in directions.items() if h != without}, options)
     if scale is not None:

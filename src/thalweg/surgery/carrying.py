@@ -1,4 +1,4 @@
-"""Optimiser state through a change of shape: old entries keep theirs to the last bit, new entries begin at zero."""
+"""Optimiser state through a change of shape: old entries keep theirs to the last bit, new entries begin as in a fresh optimiser."""
 
 import re
 from collections.abc import Mapping
@@ -8,9 +8,24 @@ import torch
 from torch import Tensor, nn
 
 from thalweg.errors import InputError
-from thalweg.surgery.change import Change, ParameterMap, is_sharded
+from thalweg.surgery.change import NEW, Change, ParameterMap, is_sharded
 
-SQUARED = re.compile(r"sq|square")  # states in the square of the gradient
+# The power of a parameter's factor that a state takes: gradients are divided by the factor, lengths in the parameter's unit multiplied.
+POWERS = {
+    "exp_avg": -1,  # Adam and its kin
+    "exp_avg_sq": -2,
+    "max_exp_avg_sq": -2,
+    "exp_inf": -1,  # Adamax
+    "momentum_buffer": -1,  # SGD, Muon; that of RMSprop is free of the size of gradients
+    "grad_avg": -1,  # RMSprop
+    "square_avg": -2,
+    "acc_delta": 2,  # Adadelta
+    "sum": -2,  # Adagrad
+    "prev": -1,  # Rprop
+    "step_size": 1,
+    "ax": 1,  # ASGD: the mean of the parameter
+}
+STARTS = {"sum": "initial_accumulator_value", "step_size": "lr"}  # settings with which states begin that do not at zero
 NUMBERED = re.compile(r"\.\d+\.")
 
 
@@ -21,11 +36,13 @@ def carry_optimizer(optimizer: Any, change: Change) -> Any:
     the place of the one that it came from, in its group; where a parameter is new as a whole (in a new layer), the group of the parameter of
     the same name in the next layer that has one. So groups keep their rate, decay and number, and a scheduler (``LambdaLR`` and its
     ``base_lrs``, ``lr_lambdas``) goes on without a word; parameters of groups with names stay in the order of the model.
-    State of old entries is kept bit by bit (AdamW, SGD with momentum, Muon, and any state in the shape of its parameter), that of new
-    entries is zero; the count of steps of a parameter goes on, and a parameter that is new as a whole begins at step 0. Where old
-    entries were multiplied by a factor (norms of a wider model), their first moments are divided by it and their second by its square, as
-    their gradients are.
-    Raises: InputError for an optimiser that moves none of the old parameters, or parameters that are sharded over ranks (FSDP2).
+    State of old entries is kept bit by bit, for every optimiser of torch that keeps one number for each entry (all but Adafactor and LBFGS)
+    and others whose states have the same names; new entries begin as in a fresh optimiser, mostly at zero. The count of steps of a parameter
+    goes on, and a parameter that is new as a whole begins at step 0. Where old entries were multiplied by a factor (norms of a wider model),
+    states in the unit of the gradient are divided by it, squares by its square, and lengths of steps multiplied. State of another name goes
+    along where entries only go (pruning); what it is on new entries, or on multiplied ones, nobody has said.
+    Raises: InputError, before anything changes, for an optimiser that moves none of the old parameters, state that cannot follow (factored,
+    quantised, of an unknown name, LBFGS), or parameters that are sharded over ranks (FSDP2).
     """
     members = list(getattr(optimizer, "members", {}).values()) or [optimizer]
     old_names = {id(p): name for name, p in change.old.items()}
@@ -50,6 +67,8 @@ def carry_optimizer(optimizer: Any, change: Change) -> Any:
     if lone := next((name for name, model in home.items() if model is None), None):
         raise InputError(f"{lone} is new and has no like in the old model to share a group with; make a new optimiser")
     for member in members:
+        _check_states(member, change, old_names, heirs)
+    for member in members:
         for group in member.param_groups:
             _carry_group(member, group, change, old_names, heirs, home)
     return optimizer
@@ -65,6 +84,49 @@ def model_of(name: str, change: Change) -> str | None:
 def _distance(one: str, other: str) -> int:
     numbers = [[int(n) for n in re.findall(r"(?<=\.)\d+(?=\.)", name)] for name in (one, other)]
     return sum(abs(a - b) for a, b in zip(*numbers, strict=False))
+
+
+def _check_states(
+    member: torch.optim.Optimizer, change: Change, old_names: Mapping[int, str], heirs: Mapping[str, list[str]]
+) -> None:
+    """Raises: InputError for state that cannot follow its parameter."""
+    kind = type(member).__name__
+    if isinstance(member, torch.optim.LBFGS):
+        raise InputError(
+            f"{kind} keeps all parameters in one vector, which no change of shape fits; make a new optimiser"
+        )
+    for parameter, state in member.state.items():
+        for name in heirs.get(old_names.get(id(parameter), ""), ()):
+            map = change.maps[name]
+            if map is None or map.same:
+                continue
+            extended = map.factor != 1 or any((taken == NEW).any() for taken in map.taken.values())
+            for key, value in state.items():
+                if _is_single(value, parameter):
+                    continue
+                if not _is_by_entry(value, parameter):
+                    form = f"as {list(value.shape)}" if isinstance(value, Tensor) else f"as {type(value).__name__}"
+                    raise InputError(
+                        f"{kind} keeps {key} of {name} {form}, which is no number for each entry of {list(parameter.shape)} and cannot "
+                        "follow a change of shape; make a new optimiser"
+                    )
+                if extended and key not in POWERS:
+                    raise InputError(
+                        f"{kind} keeps {key} of {name}, and what that is on entries that are new or multiplied is not known; "
+                        "make a new optimiser"
+                    )
+
+
+def _is_single(value: Any, parameter: Tensor) -> bool:
+    """Whether a state is one value for the whole parameter, such as a count of steps."""
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and value.shape != parameter.shape
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _is_by_entry(value: Any, parameter: Tensor) -> bool:
+    """Whether a state holds a number for each entry, as it is (quantised states are of a class or a dtype of their own)."""
+    return type(value) is Tensor and value.shape == parameter.shape and value.is_floating_point()
 
 
 def _carry_group(
@@ -90,7 +152,7 @@ def _carry_group(
             entries.append((name, None if prefix is None else prefix + name, new))
             map = change.maps.get(name)
             if state is not None and map is not None:
-                member.state[new] = carried_state(state, parameter, new, map)
+                member.state[new] = carried_state(state, parameter, new, map, {**member.defaults, **group})
     order = {name: i for i, name in enumerate(change.new)}
     entries.sort(
         key=lambda entry: -1 if entry[0] is None else order[entry[0]]
@@ -101,17 +163,30 @@ def _carry_group(
 
 
 @torch.no_grad()
-def carried_state(state: Mapping[str, Any], old: Tensor, new: Tensor, map: ParameterMap) -> dict[str, Any]:
-    """The state of a new parameter: tensors in the shape of the old one by the map, zero where entries are new; all else as it is."""
+def carried_state(
+    state: Mapping[str, Any], old: Tensor, new: Tensor, map: ParameterMap, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The state of a new parameter: by the map what holds a number for each entry, new ones as in a fresh optimiser; all else as it is.
+
+    settings: of the parameter's group.
+    """
     if map.same:
         return dict(state)
     found = dict(state)
     for key, value in state.items():
-        if isinstance(value, Tensor) and value.shape == old.shape and value.ndim:
-            power = 2 if SQUARED.search(key) else 1
-            found[key] = map.carry(
-                value, torch.zeros(new.shape, dtype=value.dtype, device=value.device), map.factor**-power
-            )
+        if _is_by_entry(value, old):
+            # RMSprop sums gradients over their root mean square, in which the factor is gone.
+            free = key == "momentum_buffer" and "square_avg" in state
+            factor = 1.0 if free else map.factor ** POWERS.get(key, 0)
+            found[key] = map.carry(value, _fresh(key, value, new, settings), factor)
         elif isinstance(value, Tensor):
             found[key] = value.clone()
     return found
+
+
+def _fresh(key: str, like: Tensor, new: Tensor, settings: Mapping[str, Any]) -> Tensor:
+    """What a fresh optimiser begins with, in the shape of the new parameter."""
+    if key == "ax":
+        return new.detach().to(like, copy=True)
+    value = float(settings.get(STARTS.get(key, ""), 0.0))
+    return torch.full(new.shape, value, dtype=like.dtype, device=like.device)

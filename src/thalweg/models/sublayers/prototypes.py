@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from thalweg.errors import InputError, ShapeError
+from thalweg.geometry.checks import one_point
 from thalweg.models.sublayers.base import Sublayer
 from thalweg.ops.precision import wide
 from thalweg.ops.prototypes import (
@@ -67,8 +69,8 @@ class PrototypeLayer(nn.Module):
     ):
         super().__init__()
         check_dictionary(prototypes, gradient, bypass, temperature)
-        if width < 1 or (heads is not None and heads < 1):
-            raise InputError(f"width and heads must be at least 1, got {width} and {heads}")
+        for name, value in (("width", width), ("heads", 1 if heads is None else heads)):
+            check_count(value, f"the {name} of a dictionary")
         self.width, self.heads, self.bypass = width, heads, bypass
         self.gradient: Gradient = gradient
         self.start = temperature
@@ -245,20 +247,28 @@ def check_tokens(tokens: Float[Tensor, "h n w"], count: int) -> None:
         raise InputError(
             f"{count} prototypes need at least {count} tokens to start from, got {tokens.shape[1]}; give more text or fewer prototypes"
         )
-    if (tokens == tokens[:, :1]).flatten(1).all(1).any():
+    if one_point(tokens).any():
         raise InputError(
-            f"the {tokens.shape[1]} tokens are one and the same vector, which has no prototypes; give embeddings that differ"
+            f"the {tokens.shape[1]} tokens are one and the same vector (up to rounding), which has no prototypes; "
+            "give embeddings that differ"
         )
 
 
 def check_dictionary(prototypes: int, gradient: str, bypass: float, temperature: float) -> None:
     """What a dictionary can be asked for. Raises: InputError."""
-    if prototypes < 1:
-        raise InputError(f"prototypes must be at least 1, got {prototypes}")
+    check_count(prototypes, "prototypes")
     if gradient not in GRADIENTS:
         raise InputError(f"the gradient of prototypes must be {' or '.join(GRADIENTS)}, got {gradient!r}")
-    if not 0 <= bypass <= 1:
-        raise InputError(f"the bypass must be from 0 (dictionary alone) to 1 (identity), got {bypass}")
+    if not isinstance(bypass, Real) or not 0 <= bypass <= 1:
+        raise InputError(f"the bypass must be from 0 (dictionary alone) to 1 (identity), got {bypass!r}")
     low, high = LOG_TEMPERATURE
-    if not (temperature > 0 and low - 1e-9 <= math.log(temperature) <= high + 1e-9):
-        raise InputError(f"the temperature of prototypes must be from 1e-3 to 1e3, got {temperature:g}")
+    if not isinstance(temperature, Real) or not (
+        temperature > 0 and low - 1e-9 <= math.log(temperature) <= high + 1e-9
+    ):
+        raise InputError(f"the temperature of prototypes must be from 1e-3 to 1e3, got {temperature!r}")
+
+
+def check_count(value: int, name: str) -> None:
+    """Raises: InputError unless it is a whole number of at least 1."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+        raise InputError(f"{name} must be a whole number of at least 1, got {value!r}")
