@@ -147,6 +147,44 @@ def test_the_probe_finds_keys_that_all_queries_share():
     assert sum(row.low > row.null for row in found) >= 6, [(row.value, row.null) for row in found]
 
 
+def test_untrained_models_lie_above_the_null_too_and_it_is_said():
+    """Intervals over many windows are narrow, and keys of one vector are like each other: no sign of learning."""
+    (_, one) = findings(subjects.llama(), subjects.texts(60, 40), ["bridge"], options={"bridge": {"window": 16}})
+    found = one.rows.where(measure="bridge.distance")
+    assert sum(row.low > row.null for row in found) > 4
+    assert any("no sign of learning" in line for line in one.caveats)
+    (_, short) = findings(subjects.llama(), subjects.texts(1, 40), ["bridge"], options={"bridge": {"window": 16}})
+    assert short.summary.endswith("no interval to hold against a null: needs 3 windows, got 1")
+
+
+def test_a_stopped_iteration_is_no_lower_bound_and_the_columns_are():
+    """Peaked scores: after 50 iterations some distances are above those of the limit; none is below that of the columns."""
+    t = 16
+    columns, hidden = causal_columns(t, torch.float64), torch.ones(t, t, dtype=torch.bool).triu(1)
+    logits = (normal(100, t, 4, seed=0) @ normal(100, 4, t, seed=1) * 10).masked_fill(hidden, -torch.inf)
+    half = torch.softmax(logits, -1)
+    stopped, limit = (
+        (half - full_bridge(logits, columns, None, n, 1e-9).log_plan.exp()).abs().sum(-1).mean(-1) / 2
+        for n in (50, 3000)
+    )
+    least = (half.sum(-2) - columns).abs().sum(-1) / (2 * t)
+    assert 0 < int((stopped > limit + 1e-4).sum()) < 50
+    assert bool((least < limit).all())
+    model = subjects.llama()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.k_proj.weight.mul_(3000)
+    (_, one) = findings(model, subjects.texts(6, 40), ["bridge"], options={"bridge": {"window": 16, "iterations": 5}})
+    (line,) = (line for line in one.caveats if line.startswith("Sinkhorn stopped"))
+    assert "some too large" in line and "bounds them from below is bridge.column_distance" in line
+
+
+def test_options_are_checked_before_the_model_is_read():
+    for name, bad in (("tolerance", -1.0), ("window", 2), ("batch_size", -1)):
+        with pytest.raises(InputError, match=f"{name} of bridge must be at least"):
+            findings(None, None, ["bridge"], options={"bridge": {name: bad}})
+
+
 def test_bad_input_is_one_line():
     with pytest.raises(ShapeError, match="must hold 3 masses"):
         full_bridge(torch.zeros(2, 3), torch.ones(2))

@@ -8,6 +8,7 @@ import torch
 from tiny_families import VOCAB, tiny
 
 from thalweg.continuum import findings
+from thalweg.errors import InputError
 
 TEXTS = [torch.randint(5, VOCAB, (20,), generator=torch.Generator().manual_seed(i)).tolist() for i in range(9)]
 
@@ -125,9 +126,45 @@ def test_sixteen_bits_are_near_and_say_what_rounding_is():
     assert not any("rounding" in line for line in exact.caveats)
 
 
-def test_bad_input_is_one_line():
-    with pytest.raises(Exception, match="beta must be positive") as error:
-        found(tiny("gpt2"), beta=0.0)
+def test_tokens_of_zero_are_left_out_of_the_speed():
+    """As where the embedding of padding is zero: catches an infinite layer, and a token that counts as one that stands still."""
+    model = copy.deepcopy(tiny("llama"))
+    last = TEXTS[0][-1]
+    times = sum(text[1:].count(last) for text in TEXTS)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[last] = 0
+    got, whole = found(model), found(tiny("llama"))
+    speeds = rows_of(got, "depth.speed")
+    assert len(speeds) == 2 and all(math.isfinite(row["value"]) for row in speeds)
+    ids, steps = torch.tensor(TEXTS), []
+    hook = model.model.layers[0].register_forward_hook(lambda m, args, out: steps.append((args[0], out)))
+    with torch.no_grad():
+        model(ids)
+    hook.remove()
+    ((before, after),) = steps
+    moving = (ids != last)[:, 1:]
+    wanted = ((after - before).norm(dim=-1)[:, 1:] / before.norm(dim=-1)[:, 1:])[moving].mean().item()
+    assert speeds[0]["value"] == pytest.approx(wanted)
+    (line,) = (line for line in got.caveats if "depth.speed" in line)
+    assert f"up to {times} of 171 tokens is zero before 1 of 2 layers" in line
+    assert not any("depth.speed" in line for line in whole.caveats)
+
+
+def test_one_window_is_told_and_not_a_nan():
+    one = findings(tiny("llama"), TEXTS[:1], ["depth_flow"], length=20)[-1]
+    assert "beyond those of others needs two windows in a batch" in one.summary and "nan" not in one.summary
+    assert "nan" not in found(tiny("llama")).summary
+
+
+@pytest.mark.parametrize("beta", [0.0, 1e9, math.nan])
+def test_a_beta_without_a_null_is_refused(beta):
+    with pytest.raises(InputError, match="beta of depth_flow must be above 0 and at most 700") as error:
+        found(tiny("gpt2"), beta=beta)
     assert "\n" not in str(error.value)
+    steep = found(tiny("gpt2"), beta=700.0)
+    assert all(math.isfinite(row["null"]) for row in rows_of(steep, "depth.energy"))
+
+
+def test_bad_input_is_one_line():
     short = findings(tiny("gpt2"), [[5, 6], [7, 8]], ["depth_flow"])[-1]
     assert "longer texts" in short.failed

@@ -80,6 +80,17 @@ def test_an_untrained_decoder_has_no_horizon(decoder):
         assert row.value == pytest.approx(row.null, rel=0.25)
 
 
+def test_prompts_too_short_for_a_needle_have_one_reason(decoder):
+    """Not that windows of attention are short, which nothing has shown."""
+    model, tokenizer = decoder
+    documents = [[i % 300 + 5 for i in range(j, j + 40)] for j in range(4)]
+    options = {"horizon": {"lengths": [16, 24], "samples": 2}}
+    (_, one) = findings(model, documents, ["horizon"], tokenizer=tokenizer, length=32, options=options)
+    assert not one.failed and sum("too few for a needle task" in line for line in one.caveats) == 2
+    assert not any("windows of attention" in line for line in one.caveats)
+    assert one.summary.startswith("no needle could be hidden; first token")
+
+
 def test_a_sink_is_found_and_counted_by_hand():
     """Catches: the first query counted (it sees itself alone), keys in place of queries, padding counted."""
     model = subjects.llama(attention_bias=True)

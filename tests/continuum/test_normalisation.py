@@ -1,6 +1,7 @@
 """RMSNorm as a map: golden numbers, loop-written references, and the probe on models."""
 
 import math
+from dataclasses import replace
 
 import probe_subjects as subjects
 import pytest
@@ -12,6 +13,7 @@ from thalweg.continuum.norms import norms_of
 from thalweg.errors import InputError, ShapeError
 from thalweg.geometry.normalisation import (
     epsilon_slope,
+    local_slope,
     power_law,
     rms_inverse,
     rms_jacobian_norm,
@@ -87,6 +89,24 @@ def test_the_intercept_at_the_origin_is_zero():
         power_law(EPSILONS, -EPSILONS)
 
 
+@pytest.mark.parametrize(("last", "slope"), [(-5, -1e-5), (-1, -0.0186), (0, -0.0427), (1, -0.0716)])
+def test_a_fitted_slope_depends_on_its_range_and_the_local_one_has_none(last, slope):
+    epsilons = torch.logspace(-12, last, 23, dtype=torch.float64)
+    assert epsilon_slope(0.0132, epsilons)[0] == pytest.approx(slope, rel=0.02)
+    assert float(local_slope(torch.tensor(0.0132), 1e-5)) == pytest.approx(-3.785e-4, rel=1e-3)
+
+
+def test_the_local_slope_is_the_derivative():
+    """Catches: a factor of two, the derivative in epsilon in place of its logarithm."""
+    ms = torch.tensor([0.0, 1e-6, 0.3, 40.0], dtype=torch.float64)
+    for eps in (1e-6, 0.3):
+        up, down = ((ms + eps * math.exp(h)).rsqrt().log() for h in (1e-4, -1e-4))
+        torch.testing.assert_close(local_slope(ms, eps), (up - down) / 2e-4, rtol=1e-6, atol=1e-11)
+    assert local_slope(ms, 1e-6)[0] == -0.5 and not local_slope(ms, 0.0).any()
+    with pytest.raises(InputError, match="at least 0"):
+        local_slope(ms, -1.0)
+
+
 def test_norms_are_told_by_what_they_do():
     """Catches: LayerNorm taken for RMSNorm, epsilon read from the wrong place, the gain of Gemma without its one."""
     from transformers import GemmaConfig, GemmaForCausalLM
@@ -105,6 +125,58 @@ def test_norms_are_told_by_what_they_do():
     assert last.gain[3] == pytest.approx(2.5, rel=1e-4) and last.gain[0] == pytest.approx(1.0, rel=1e-4)
     half = norms_of(locate(subjects.llama(rms_norm_eps=1e-5).bfloat16()))
     assert len(half) == 5 and all(n.epsilon == pytest.approx(1e-5, rel=0.05) for n in half)
+
+
+def test_norms_of_a_float64_model_that_sum_in_float32():
+    """Norms of transformers take the mean square in float32, some return float64 all the same."""
+    from transformers import T5Config, T5EncoderModel
+
+    model = subjects.llama(rms_norm_eps=3e-4).double()
+    with torch.no_grad():
+        model.model.norm.weight[3] = -2.5
+    found = norms_of(locate(model))
+    assert len(found) == 5 and found[-1].gain[3] == pytest.approx(-2.5, rel=1e-5)
+    assert all(n.epsilon == pytest.approx(3e-4, rel=1e-4) and n.dtype == torch.float64 for n in found)
+    (_, one) = findings(model, subjects.texts(), ["rmsnorm"], length=16)
+    assert one.summary.startswith("5 RMSNorms, epsilon 0.0003")
+    torch.manual_seed(0)
+    t5 = T5EncoderModel(T5Config(vocab_size=61, d_model=32, d_kv=8, d_ff=40, num_layers=1, num_heads=4)).double()
+    located = replace(locate(subjects.llama()), model=t5, blocks=())
+    assert len(norms_of(located)) == 3
+
+
+class OddNorm(torch.nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+        self.weight, self.eps = torch.nn.Parameter(weight), 1e-6
+
+    def forward(self, x):
+        return self.weight * rms_map(x, 0.3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_an_epsilon_unlike_the_stated_one_is_seen(dtype):
+    model = subjects.llama()
+    model.model.norm = OddNorm(torch.ones(32))
+    last = norms_of(locate(model.to(dtype)))[-1]
+    assert last.name == "model.norm" and last.said == 1e-6
+    assert last.epsilon == pytest.approx(0.3, rel=0.05 if dtype == torch.bfloat16 else 1e-4)
+
+
+def test_norms_whose_gain_is_zero_are_called_that():
+    model = subjects.llama()
+    with torch.no_grad():
+        model.model.layers[1].input_layernorm.weight.zero_()
+    (_, one) = findings(model, subjects.texts(), ["rmsnorm"], length=16)
+    says = "1 norms give zero for every vector, as their gain is zero, as model.layers.1.input_layernorm; they are left out."
+    assert says in one.caveats and one.summary.startswith("4 RMSNorms")
+    with torch.no_grad():
+        for module in model.modules():
+            if type(module).__name__ == "LlamaRMSNorm":
+                module.weight.zero_()
+    (_, none) = findings(model, subjects.texts(), ["rmsnorm"], length=16)
+    assert "its norms (LlamaRMSNorm) give zero for every vector, as their gain is zero" in none.not_applicable
+    assert "mean" not in none.not_applicable
 
 
 @pytest.mark.parametrize("connection", ["additive", "mhc", "post_norm"])
@@ -138,6 +210,24 @@ def test_the_local_constant_by_hand():
             part = ids[start : start + 9]
             values += [3.0 / math.sqrt(float(table[i].square().mean()) + 1e-6) for i in part] if len(part) > 1 else []
     assert row.value == pytest.approx(sum(values) / len(values), rel=1e-4)
+
+
+def test_the_slope_at_the_epsilon_of_the_model_comes_first():
+    """By hand, of the first norm; the fitted slope and its range stand behind it."""
+    model, documents = subjects.llama(rms_norm_eps=1e-4), subjects.texts(4, 8)
+    (_, one) = findings(model, documents, ["rmsnorm"], length=8)
+    (row,) = one.rows.where(measure="rmsnorm.slope.local", site="model.layers.0.input_layernorm")
+    table = model.model.embed_tokens.weight.detach().double()
+    parts = [ids[start : start + 8] for ids in documents for start in range(0, len(ids), 8)]
+    squares = [float(table[i].square().mean()) for part in parts if len(part) > 1 for i in part]
+    slopes = [-1e-4 / 2 / (ms + 1e-4) for ms in squares]
+    assert row.value == pytest.approx(sum(slopes) / len(slopes), rel=1e-4) and row.low <= row.value <= row.high
+    (fitted,) = one.rows.where(measure="rmsnorm.slope.activations", site="model.layers.0.input_layernorm")
+    middle = math.exp(sum(math.log(ms) for ms in squares) / len(squares))
+    assert fitted.value == pytest.approx(epsilon_slope(middle, EPSILONS)[0], rel=1e-4)  # locked studies read it
+    assert one.summary.index("slope in that epsilon") < one.summary.index("slope fitted over epsilons of 1e-12 to 0.1")
+    assert one.figures[0].measures == ("rmsnorm.slope.local",)
+    assert any("epsilons of 1e-12 to 0.1" in caveat for caveat in one.caveats)
 
 
 def test_a_norm_at_the_origin_follows_the_law_and_others_do_not():

@@ -180,9 +180,30 @@ def test_weights_are_bitwise_untouched_and_hooks_gone():
 
 
 def test_bad_options_are_one_line():
-    with pytest.raises(Exception, match="points and layers must be at least 1") as error:
+    with pytest.raises(Exception, match="points of reaction must be at least 1, got 0") as error:
         found(tiny("gpt2"), points=0)
     assert "\n" not in str(error.value)
+
+
+def test_maps_of_zeros_have_no_norm_to_match(llama):
+    """A last map that begins at zero, as in many recipes: norm_matched leaves it, and nothing grows through it."""
+    model = copy.deepcopy(tiny("llama"))
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.mlp.down_proj.weight.zero_()
+    finding = found(model)
+    assert not finding.failed, finding.failed
+    assert value(finding, "reaction.log_amplification", branch="norm_matched", layer=2) == pytest.approx(
+        value(finding, "reaction.log_amplification", branch="model", layer=2)
+    )
+
+
+def test_a_model_of_zeros_is_not_applicable():
+    model = copy.deepcopy(tiny("llama"))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.zero_()
+    assert "its hidden vector is zero at every token" in found(model).not_applicable
 
 
 def test_sixteen_bits_are_widened():

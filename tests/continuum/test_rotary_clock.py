@@ -132,6 +132,93 @@ def test_partial_rotation_leaves_planes_still():
     assert (len(clock.frequencies), clock.heads, clock.still) == (2, 8, 0.5)
 
 
+def test_a_head_of_which_a_part_has_no_positions():
+    """DeepSeek's heads: some channels turn, the others hold no positions. Catches: the turning ones taken for the head."""
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    heads = {"qk_rope_head_dim": 4, "qk_nope_head_dim": 12, "v_head_dim": 8, "q_lora_rank": 8, "kv_lora_rank": 8}
+    config = DeepseekV3Config(**subjects.SMALL, **subjects.IDS, **heads, num_key_value_heads=4, first_k_dense_replace=2)
+    torch.manual_seed(0)
+    (clock,) = clocks_of(locate(DeepseekV3ForCausalLM(config)))
+    assert (len(clock.frequencies), clock.heads, clock.still) == (2, 16, 0.75)
+
+
+def gptj():
+    from transformers import GPTJConfig, GPTJForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 61, "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 48, "rotary_dim": 8}
+    return GPTJForCausalLM(GPTJConfig(**sizes, bos_token_id=1, eos_token_id=2))
+
+
+def test_a_table_of_sines_is_a_clock():
+    model = gptj()
+    (clock,) = clocks_of(locate(model), 4096)
+    torch.testing.assert_close(clock.frequencies, geometry.plain_frequencies(8, 1e4), rtol=1e-6, atol=1e-8)
+    assert (clock.heads, clock.still, clock.length) == (16, 0.5, 48)
+    (one,) = findings(model, None, ["rotary"], options={"rotary": {"lags": 256}})
+    (walk,) = one.rows.where(measure="rotary.holonomy")
+    assert walk.value < 3 * walk.null
+    with torch.no_grad():
+        model.transformer.rotary_emb.embed_positions.fill_(0.3)
+    (one,) = findings(model, None, ["rotary"])
+    assert "could not be read: rotary_dim, GPTJRotaryEmbedding speak of them" in one.not_applicable
+
+
+LENGTHS = {"dynamic": 12, "longrope": 12}  # the most tokens for which a module keeps its first frequencies
+
+
+def of_lengths(rule):
+    known = {"rope_type": rule, "rope_theta": 500.0, "factor": 4.0}
+    if rule == "longrope":
+        known |= {
+            "original_max_position_embeddings": 12,
+            "short_factor": [1.0, 1.1, 1.2, 1.3],
+            "long_factor": [1.0, 1.5, 2.0, 3.0],
+        }
+    return subjects.llama(rope_parameters=known, max_position_embeddings=12 if rule == "dynamic" else 48)
+
+
+def state(module):
+    plain = {key: value for key, value in vars(module).items() if not key.startswith("_")}
+    return {key: value.clone() for key, value in module._buffers.items()}, plain
+
+
+@pytest.mark.parametrize("rule", LENGTHS)
+def test_a_module_that_changes_its_frequencies_is_left_as_it_was(rule):
+    """Catches: the probe's own calls left in the module; a list of clocks that depends on what the model read before."""
+    model = of_lengths(rule)
+    module, located = model.model.rotary_emb, locate(model)
+    (held, plain), inside = state(module), module.inv_freq
+    before = clocks_of(located, 48)
+    findings(model, None, ["rotary"], options={"rotary": {"length": 48, "lags": 64}})
+    assert module.inv_freq is inside and state(module)[1] == plain
+    assert module._buffers.keys() == held.keys() and all(held[key].equal(module._buffers[key]) for key in held)
+    with torch.no_grad():
+        module(torch.zeros(1), torch.arange(40)[None])  # as a long text does
+    assert not module.inv_freq.equal(held["inv_freq"])
+    after = clocks_of(located, 48)
+    assert [(c.name, c.length, c.beyond) for c in before] == [(c.name, c.length, c.beyond) for c in after]
+    assert all(one.frequencies.equal(two.frequencies) for one, two in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("rule", LENGTHS)
+def test_every_length_has_its_own_clock_and_a_closed_walk(rule):
+    model = of_lengths(rule)
+    short, long = clocks_of(locate(model), 48)
+    assert (short.name, short.length, short.beyond) == ("model.rotary_emb", LENGTHS[rule], long.name)
+    assert (long.name, long.length, long.beyond) == ("model.rotary_emb at 48 tokens", 48, "")
+    for clock in (short, long):
+        module = of_lengths(rule).model.rotary_emb
+        cos, sin = (x[0, 1, :4] for x in module(torch.zeros(1), torch.arange(clock.length)[None]))
+        torch.testing.assert_close(clock.frequencies, torch.atan2(sin, cos).double(), rtol=1e-5, atol=1e-7)
+        assert clock.scale == pytest.approx(float((cos[0] ** 2 + sin[0] ** 2).sqrt()), rel=1e-5)
+    (one,) = findings(model, None, ["rotary"], options={"rotary": {"length": 48, "lags": 64}})
+    walks = list(one.rows.where(measure="rotary.holonomy"))
+    assert len(walks) == 2 and all(row.value < 3 * row.null for row in walks)
+    assert any("up to 12 tokens, those of 'model.rotary_emb at 48 tokens' on longer ones" in c for c in one.caveats)
+
+
 def test_the_probe_and_its_null():
     """In a window the clock of a model stands far from the law of long times; one of fast random planes does not."""
     (one,) = findings(subjects.llama(head_dim=64), None, ["rotary"], options={"rotary": {"length": 2048, "lags": 4096}})

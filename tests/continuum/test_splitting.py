@@ -1,6 +1,7 @@
 """The probe of splitting on tiny models: what it finds, what it must not find, what it refuses, and that it leaves nothing behind."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from tiny_families import VOCAB, tiny
 
 from thalweg import connections
 from thalweg.continuum import findings, splitting
+from thalweg.errors import InputError
 from thalweg.geometry.bracket import order_swap, swap_of
 from thalweg.models import Decoder, DecoderConfig
 
@@ -103,8 +105,54 @@ def test_layers_that_add_nothing_have_no_torsion():
         torch.manual_seed(0)
         still = Decoder(DecoderConfig(vocab_size=VOCAB, width=32, depth=2, heads=4, connection="rezero"))
     finding = found(still)
-    assert value(finding, "splitting.found") == 0
+    assert finding.summary.startswith("nothing to compare; attention or feed-forward adds nothing in 2 layers")
+    assert not finding.rows.where(measure="splitting.found") and not finding.rows.where(measure="splitting.error_order")
+    assert any("no error by step" in line for line in finding.caveats)
+    assert all(math.isfinite(row.value) for row in finding.rows)
     assert value(finding, "refinement.state", branch="strang", step=4) == 0
+
+
+def test_layers_that_add_nothing_are_left_out_of_the_count():
+    model = copy.deepcopy(tiny("llama"))
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight.zero_()
+    finding = found(model)
+    assert "follows the bracket in 1 of 1 layers" in finding.summary and "adds nothing in 1 layers" in finding.summary
+    assert f"mean cosine {value(finding, 'splitting.cosine', layer=1):+.3f}" in finding.summary
+    assert value(finding, "splitting.found") == 1
+    assert {row.n for row in finding.rows.where(measure="splitting.error")} == {1}
+    assert all(math.isfinite(row.value) for row in finding.rows)
+
+
+def test_one_window_has_no_interval_and_says_so():
+    """Not that nothing follows the bracket."""
+    one = findings(tiny("llama"), TEXTS[:1], ["splitting"], length=40, options={"splitting": {"refine_tokens": 0}})[-1]
+    assert "no interval to hold against a null: needs 3 windows, got 1" in one.summary
+    assert "follows" not in one.summary and not one.rows.where(measure="splitting.found")
+    assert len(one.rows.where(measure="splitting.cosine")) == 2
+
+
+def test_experts_of_the_grouped_kernel_are_not_applicable_until_they_are_eager():
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = MixtralConfig(vocab_size=VOCAB, num_key_value_heads=2, num_local_experts=4, **sizes)
+        model = MixtralForCausalLM(config).eval()
+    model.set_experts_implementation("grouped_mm")
+    assert 'model.set_experts_implementation("eager")' in found(model, refine_tokens=0).not_applicable
+    model.set_experts_implementation("eager")
+    assert not found(model, refine_tokens=0).not_applicable
+    assert found(model, refine_tokens=0).rows
+
+
+@pytest.mark.parametrize("tokens", [1, -5])
+def test_finer_steps_need_two_tokens(tokens):
+    with pytest.raises(InputError, match=f"refine_tokens of splitting must be at least 2, .* got {tokens}"):
+        found(tiny("llama"), refine_tokens=tokens)
+    with pytest.raises(InputError, match="batch_size of splitting must be at least 0, got -1"):
+        found(tiny("llama"), batch_size=-1)
 
 
 def test_finer_steps(llama):

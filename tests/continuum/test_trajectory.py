@@ -101,6 +101,29 @@ def test_blocks_by_name():
     assert block_of("embedding.weight") == "rest"
 
 
+@pytest.mark.parametrize(
+    ("facts", "norm", "error", "words"),
+    [
+        ("{bad", 4, CheckpointError, "facts are no JSON"),
+        ('["a"]', 4, InputError, "facts of a trajectory must be a table, got list"),
+        (
+            '{"lr": "x", "weight_decay": 3}',
+            4,
+            InputError,
+            "lr among the facts .* must be a number of at least 0, got 'x'",
+        ),
+        ('{"weight_decay": NaN}', 4, InputError, "weight_decay among the facts"),
+        ("{}", 3, InputError, r"norm of block rest must be one number a record, \[4\], got shape \[3\]"),
+    ],
+)
+def test_a_broken_file_is_one_line_with_its_name(tmp_path, facts, norm, error, words):
+    tensors = {"steps": torch.arange(4), "sketch.rest": torch.zeros(4, 2), "norm.rest": torch.ones(norm)}
+    save_file(tensors, tmp_path / "t.safetensors", {"schema": "1", "kind": "thalweg.trajectory", "facts": facts})
+    with pytest.raises(error, match=words) as raised:
+        Trajectory.read(tmp_path / "t.safetensors")
+    assert "\n" not in str(raised.value) and "t.safetensors" in str(raised.value)
+
+
 def test_bad_input_is_one_line(tmp_path):
     save_file(weights(), tmp_path / "other.safetensors")
     (tmp_path / "broken.safetensors").write_bytes(b"no")
@@ -113,6 +136,7 @@ def test_bad_input_is_one_line(tmp_path):
         (lambda: Sketch(1), InputError, "directions"),
         (lambda: Trajectory(torch.tensor([0, 1, 3]), {"a": torch.zeros(3, 2)}), InputError, "evenly spaced"),
         (lambda: Trajectory(torch.arange(3), {"a": torch.zeros(4, 2)}), InputError, "must be"),
+        (lambda: Trajectory(torch.tensor(3), {"a": torch.zeros(4, 2)}), InputError, "one a record"),
     ):
         with pytest.raises(error, match=words) as raised:
             call()

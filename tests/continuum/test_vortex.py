@@ -80,6 +80,7 @@ def test_random_walks_are_not_called_vortices(circulating):
     assert called <= 6
     finding = found(trajectory(walk=walk(0)), skip=0.0)
     assert value(finding, "vortex.found", site="walk") == 0
+    assert ("lower bound" in finding.summary) == bool(finding.rows.where(measure="vortex.area_rate"))
     assert value(finding, "vortex.swept_area") > 2
 
 
@@ -165,16 +166,71 @@ def test_the_radius_is_predicted_from_the_facts_of_the_run():
     )
 
 
+def test_too_few_records_are_told_in_records_and_steps():
+    """The default training of 1,000 steps at one record every 4; what is told is enough, and no more than that."""
+    short = found(trajectory(stride=4, rest=walk(0, times=250)))
+    assert "at least 240 records behind the first 30%, 342 in all, got 250" in short.failed
+    assert "at least 1,368 steps at one record every 4, or record every 2" in short.failed and "\n" not in short.failed
+    assert found(trajectory(rest=walk(0, times=341))).failed and not found(trajectory(rest=walk(0, times=342))).failed
+    every = found(trajectory(rest=walk(0, times=250))).failed
+    assert "at least 342 steps at one record every 1" in every and "or record" not in every
+    assert (
+        "23,901 in all" in found(trajectory(rest=walk(0)), skip=0.99).failed
+    )  # fewer than three are left behind the first
+
+
+def test_the_rate_is_that_of_the_plane_found_a_lower_bound_for_the_fastest():
+    """A plane that turns at 0.1 a record among 16 directions of noise is found askew, and the interval is for what was found."""
+    means = {}
+    for k in (2, 16):
+        drift = torch.eye(k, dtype=torch.float64)
+        drift[0, 1], drift[1, 0] = 2.0, -2.0
+        swirls = [
+            vortex.swirl(
+                flow.simulated(drift, torch.eye(k).double(), 2100, step=0.05, generator=generator(s))[0],
+                19,
+                generator(0),
+            )
+            for s in range(6)
+        ]
+        rates = [s.rate for s in swirls if s is not None]
+        means[k] = sum(rates) / len(rates)
+    fastest = math.exp(-0.05) * math.sin(0.1)  # of the exact steps of simulated paths
+    assert means[2] == pytest.approx(fastest, rel=0.1)
+    assert 0.4 * fastest < means[16] < 0.85 * fastest
+
+
+def test_the_rate_says_of_which_plane_it_is(circulating):
+    from thalweg.geometry import catalog
+
+    (row,) = circulating.rows.where(measure="vortex.area_rate", site="blocks_0", branch="")
+    assert "of the plane that the first half chose" in row.interval
+    assert "lower bound for the fastest" in circulating.summary
+    assert any("lower bound" in line and "0.068 among 16 (in 6 of 12)" in line for line in circulating.caveats)
+    assert "lower bound for the fastest" in {m.name: m.summary for m in catalog.entries()}["vortex.area_rate"]
+
+
+@pytest.mark.parametrize(("lr", "words"), [(100.0, "100%"), (1e-20, "0%")])
+def test_a_decay_without_a_radius_leaves_out_one_row(lr, words):
+    """lr * weight_decay of a record at 1 or above, or lost in rounding: one row less, and the rest as it was."""
+    facts = {"lr": lr, "weight_decay": 3.0, "schedule": "constant"}
+    finding = found(trajectory(stride=3, facts=facts, rest=turning()), skip=0.0)
+    assert not finding.failed and not finding.rows.where(measure="vortex.radius_ratio")
+    assert value(finding, "vortex.found", site="rest") == 1
+    assert any("radius_ratio is left out" in line and words in line for line in finding.caveats)
+
+
 def test_holm_in_order():
     assert vortex.holm({"a": 0.04, "b": 0.001, "c": 0.03}, 0.05) == {"a": False, "b": True, "c": False}
     assert vortex.holm({"a": 0.04, "b": 0.001, "c": 0.02}, 0.05) == {"a": True, "b": True, "c": True}
 
 
 def test_bad_input_is_one_line():
-    short = found(trajectory(rest=walk(0, times=100)))
-    assert "at least 240 records" in short.failed
-    with pytest.raises(InputError, match="skip must be") as error:
-        found(trajectory(rest=walk(0)), skip=1.0)
-    assert "\n" not in str(error.value)
+    for options, words in (({"skip": 1.0}, "skip of vortex"), ({"level": 0.0}, "level of vortex")):
+        with pytest.raises(InputError, match=f"{words} must be") as error:
+            found(trajectory(rest=walk(0)), **options)
+        assert "\n" not in str(error.value)
+    with pytest.raises(InputError, match="surrogates of vortex must be at least 19, got 5"):
+        found(trajectory(rest=walk(0)), surrogates=5)
     (finding,) = findings(trajectory(rest=walk(0)), None, ["splitting"])
     assert "looks at a model" in finding.not_applicable

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from thalweg.errors import InputError
+from thalweg.errors import InputError, UnknownNameError
 from thalweg.models import Decoder, DecoderCache, DecoderConfig, ThalwegConfig, size_of
 from thalweg.models.look import allowed
 from thalweg.models.rotary import RotaryScaling, angles
@@ -107,6 +107,13 @@ def test_llama3_scaling_in_loops():
             share = (64 / length - 1.0) / (4.0 - 1.0)
             frequency = (1 - share) * frequency / 8 + share * frequency
         assert cos[0, 0, i].item() == pytest.approx(math.cos(5 * frequency), rel=1e-12)
+
+
+def test_a_kind_of_scaling_that_is_not_ours_is_refused():
+    with pytest.raises(UnknownNameError, match=r"unknown kind of rotary_scaling 'yarn'.* Known: linear, llama3"):
+        RotaryScaling("yarn", 4.0)
+    with pytest.raises(UnknownNameError, match="Did you mean 'linear'"):
+        RotaryScaling("Linear", 2.0)
 
 
 def test_positions_that_have_no_vector_are_refused():

@@ -73,6 +73,18 @@ class ProbeOptions:
     seed: int = 0
     batch_size: int = 0
 
+    def __post_init__(self) -> None:
+        """Raises: InputError. One of a subclass calls it too."""
+        self.at_least(batch_size=0)
+
+    def at_least(self, **least: float) -> None:
+        """Raises: InputError, which names the probe and the option, for one that lies below its least value or is no number."""
+        for name, value in least.items():
+            if not getattr(self, name) >= value:
+                of = [entry.name for entry in entries() if entry.value.Options is type(self)]
+                whose = of[0] if len(of) == 1 else "a probe"  # several may share their options
+                raise InputError(f"{name} of {whose} must be at least {value}, got {getattr(self, name)}")
+
 
 class Probe:
     """One probe; subclass it, once a file.

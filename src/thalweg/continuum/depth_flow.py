@@ -20,6 +20,7 @@ from thalweg.geometry.spectrum import gaussian_null, stable_rank
 from thalweg.ops.precision import wide
 from thalweg.records import Measurements
 
+STEEPEST = 700  # beta: above it exp(beta), and with it the null, is no float
 CLOUD = ("depth.within_cosine", "depth.across_cosine", "depth.energy", "depth.clusters")
 
 
@@ -33,10 +34,12 @@ class DepthFlowOptions(ProbeOptions):
     tokens: int = 128
 
     def __post_init__(self) -> None:
-        if not self.beta > 0 or not -1 < self.cosine < 1 or self.tokens < 2:
-            raise InputError(
-                f"beta must be positive, cosine between -1 and 1 and tokens at least 2, got {self.beta}, {self.cosine} and {self.tokens}"
-            )
+        super().__post_init__()
+        self.at_least(tokens=2)
+        if not 0 < self.beta <= STEEPEST:
+            raise InputError(f"beta of depth_flow must be above 0 and at most {STEEPEST}, got {self.beta}")
+        if not -1 < self.cosine < 1:
+            raise InputError(f"cosine of depth_flow must lie between -1 and 1, got {self.cosine}")
 
 
 @register(
@@ -71,10 +74,16 @@ class DepthFlow(Probe):
         ]
         dtype = dtype_of(located.model)
         if dtype not in (torch.float32, torch.float64):
-            slowest = min(row.value for row in rows.where(measure="depth.speed"))
+            slowest = min((row.value for row in rows.where(measure="depth.speed")), default=0.0)
             caveats.append(
                 f"States are {str(dtype).removeprefix('torch.')}: rounding moves a token by up to {torch.finfo(dtype).eps / 2:.1e} of its "
                 f"length at every sublayer, and the shortest mean step of a layer is {slowest:.1e} of it."
+            )
+        if bool(collector.still.any()):
+            layers = int((collector.still > 0).sum())
+            caveats.append(
+                f"The state of up to {int(collector.still.max()):,} of {collector.looked:,} tokens is zero before {layers} of {depth} "
+                "layers, as where the embedding of padding is: a step from there has no relative length, so depth.speed leaves it out."
             )
         if located.streams > 1:
             caveats.append("Of several streams the trajectory is that of what the layers read.")
@@ -93,6 +102,7 @@ class _Paths(Collector):
         self.speeds, self.turns = UnitMeans(text.units, depth), UnitMeans(text.units, depth - 1)
         self.paths, self.clouds = UnitMeans(text.units, 2), UnitMeans(text.units, (depth + 1) * len(CLOUD))
         self.merging = UnitMeans(text.units, 1)
+        self.still = torch.zeros(depth, dtype=torch.long)  # tokens whose state before a layer is zero
         self.states: list[Tensor] = []
         self.chosen: Tensor | None = None
 
@@ -116,7 +126,9 @@ class _Paths(Collector):
         unit_of = batch.unit_of_row.repeat_interleave(path.shape[1])
         flat = path.flatten(0, 1)
         self.looked += len(flat)
-        self.speeds.add(unit_of, token_relative_update(flat[:, :-1], flat.diff(dim=1)))
+        speeds, moving = token_relative_update(flat[:, :-1], flat.diff(dim=1)), (flat[:, :-1] != 0).any(-1)
+        self.speeds.add(unit_of, torch.where(moving, speeds, 0.0), moving)
+        self.still += (~moving).sum(0).cpu()
         self.turns.add(unit_of, turning(flat))
         self.paths.add(unit_of, torch.stack([straightness(flat), stable_rank(flat.diff(dim=1))], 1))
         cloud, weight = _clouds(path, self.options)
@@ -193,7 +205,9 @@ def _summary(rows: Measurements, depth: int) -> str:
     words = (
         f"turns by {mean('depth.turning'):.2f} rad a layer (walk: 1.57), straightness {mean('depth.straightness'):.2f}"
     )
-    return f"{words}; cosine of tokens in a window {start:.2f} to {end:.2f}, beyond those of others {mean('depth.merging'):+.2f}"
+    merging = mean("depth.merging")
+    beyond = "needs two windows in a batch" if math.isnan(merging) else f"{merging:+.2f}"
+    return f"{words}; cosine of tokens in a window {start:.2f} to {end:.2f}, beyond those of others {beyond}"
 
 
 FIGURES = (
@@ -210,5 +224,5 @@ FIGURES = (
         y_label="cosine",
         note="Merging is where tokens of one window part from those of others.",
     ),
-    Figure("Energy and clusters", CLOUD[2:], y_label="0 to 1"),
+    Figure("Energy and clusters", CLOUD[2:], y_label="share"),
 )

@@ -83,7 +83,9 @@ def find_maps(located: Located, batch: Mapping[str, Any], more: Mapping[str, Any
             return
         maps = _match(located, place, event.inner.x, event.inner.h)
         if maps is None:
-            left.append(f"{place.name}: its hidden vector is no activation of linear maps of what it is given")
+            still = not bool(event.inner.h.any())
+            why = "is zero at every token" if still else "is no activation of linear maps of what it is given"
+            left.append(f"{place.name}: its hidden vector {why}")
         else:
             found.append(maps)
 
@@ -104,6 +106,8 @@ def _match(located: Located, place: SitePlace, x: Tensor, h: Tensor) -> Maps | N
         if weight.shape[0] in (width, 2 * width):
             (whole if weight.shape[0] == width else double).append((dotted, mapped(module, x.flatten(0, 1)[:64])))
     wanted = h.flatten(0, 1)[:64].double()
+    if not bool(wanted.any()):
+        return None  # any maps with a zero among them would do
     allowed = TOLERANCE.get(h.dtype, 3e-2)
 
     def fits(value: Tensor) -> bool:
@@ -141,7 +145,7 @@ def variant_of(
         return up, gate, up.T
     if variant == "norm_matched":
         size = spectral_norm(up)
-        return up, None if gate is None else gate * (size / spectral_norm(gate)), last * (size / spectral_norm(last))
+        return up, None if gate is None else _scaled(gate, size), _scaled(last, size)
     tied = None if gate is None else up
     if variant == "symmetric":
         return up, tied, up.T
@@ -176,6 +180,12 @@ def spectral_norm(weight: Float[Tensor, "out in"]) -> float:
     """The largest singular value, to about 1e-3, by Lanczos steps, in the dtype of the weight, float32 or wider."""
     w = wide(weight)
     return extreme_singular_values(lambda v: w @ v, w.new_zeros(w.shape[1]), steps=24).largest
+
+
+def _scaled(weight: Tensor, size: float) -> Tensor:
+    """The weight at that spectral norm; one of zeros has none and stays."""
+    own = spectral_norm(weight)
+    return weight * (size / own) if own else weight
 
 
 def rotation(width: int, generator: torch.Generator) -> Float[Tensor, "d d"]:

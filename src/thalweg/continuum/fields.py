@@ -51,7 +51,8 @@ def why_no_fields(located: Located) -> str | None:
     if any(place.norm_after for place in sites):
         return "a norm stands over every sum (post-norm): what a sublayer adds is no function of the stream alone"
     if located.tap is not None and not _one_tensor(located):
-        return "its connection keeps the stream in another form than [b t d] (a history, a matrix, an axis of its own), which this probe does not read"
+        form = "a history, a matrix, an axis of its own"
+        return f"its connection keeps the stream in another form than [b t d] ({form}), which this probe does not read"
     return None
 
 

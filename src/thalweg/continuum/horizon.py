@@ -45,6 +45,7 @@ class HorizonOptions(ProbeOptions):
     heads: int = 2
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.samples < 2 or self.heads < 1 or not self.lengths or min(self.lengths) < 8:
             raise InputError("horizon needs at least 2 samples, 1 head and lengths of at least 8 tokens")
         if not 0 < self.share < 1:
@@ -255,7 +256,9 @@ def _needles(
             for layer, found in margins.found.items()
         }
         recalled[length] = _recall(scores["single"], length, rows)
-    if not by_length or not any(by_length.values()):
+    if not by_length:  # each has said why
+        return "no needle could be hidden"
+    if not any(by_length.values()):
         caveats.append("No head saw a needle: windows of attention are shorter than the prompts.")
         return "no head saw a needle"
     return _horizons(by_length, recalled, options, rows)

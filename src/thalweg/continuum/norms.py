@@ -15,10 +15,16 @@ from thalweg.capture.evaluating import evaluating
 from thalweg.capture.layout import Located
 
 SAID = ("variance_epsilon", "eps", "epsilon")
-AGREE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of two estimates of the gain, relative to the largest; else HALF
+# of two estimates of the gain, relative to the largest; in float64 too norms of transformers take the mean square in float32; else HALF
+AGREE = {torch.float64: 1e-5, torch.float32: 1e-4}
 HALF = 3e-2
+SAME = 0.05  # of an epsilon that is stated: up to this far from it another one is the same
 TINY = 1e-8  # size of the input at which epsilon decides
 TINY_HALF = 1e-3  # float16 has nothing smaller with digits
+ZERO = "give zero for every vector, as their gain is zero"
+BROKEN = "give numbers that are not finite"
+OTHER = "take the mean away or do nothing"
+UNSEEN = "were not looked at: they state no epsilon, hold more than a gain, or take more than a vector"
 _SITE = re.compile(r"(?:^|\.)sites\.(\d+)\.")
 
 
@@ -45,50 +51,70 @@ class RootMeanSquareNorm:
 
 
 def norms_of(located: Located) -> list[RootMeanSquareNorm]:
-    """Every RMSNorm of a model, in the order of its modules."""
+    """Every RMSNorm of a model whose gain is not zero, in the order of its modules."""
+    return [found for _, found in _judged(located) if isinstance(found, RootMeanSquareNorm)]
+
+
+def refused_of(located: Located) -> dict[str, list[str]]:
+    """The other norms: what they do (``ZERO``, ``BROKEN``, ``OTHER``, ``UNSEEN``) -> their dotted names."""
+    refused: dict[str, list[str]] = {}
+    for name, found in _judged(located):
+        if isinstance(found, str):
+            refused.setdefault(found, []).append(name)
+    return refused
+
+
+def _judged(located: Located) -> Iterator[tuple[str, RootMeanSquareNorm | str]]:
     with evaluating(located.model):
-        return list(_found(located))
-
-
-def _found(located: Located) -> Iterator[RootMeanSquareNorm]:
-    for name, module in located.model.named_modules():
-        said = [getattr(module, key) for key in SAID if isinstance(getattr(module, key, None), float)]
-        looks = bool(said) or isinstance(module, nn.RMSNorm)
-        if not looks or any(p.ndim != 1 for p in module.parameters()) or next(module.children(), None) is not None:
-            continue
-        weight = next(module.parameters(), None)
-        width = len(weight) if weight is not None else int(getattr(module, "width", located.width))
-        first = next(located.model.parameters())
-        dtype, device = (first if weight is None else weight).dtype, (first if weight is None else weight).device
-        acts = _acts(module, width, dtype, device, said[0] if said else 0.0)
-        if acts is not None:
-            layer, part = _where(located, name)
-            yield RootMeanSquareNorm(name, module, layer, part, *acts, said[0] if said else None, dtype)
+        for name, module in located.model.named_modules():
+            stated = (getattr(module, key, None) for key in SAID)
+            said = next((value for value in stated if isinstance(value, float)), None)
+            looks = said is not None or isinstance(module, nn.RMSNorm)
+            if not looks or any(p.ndim != 1 for p in module.parameters()) or next(module.children(), None) is not None:
+                if "norm" in type(module).__name__.lower():
+                    yield name, UNSEEN
+                continue
+            weight = next(module.parameters(), None)
+            width = len(weight) if weight is not None else int(getattr(module, "width", located.width))
+            first = next(located.model.parameters()) if weight is None else weight
+            acts = _acts(module, width, first.dtype, first.device, said)
+            if isinstance(acts, str):
+                yield name, acts
+            else:
+                place = _where(located, name)
+                yield name, RootMeanSquareNorm(name, module, *place, *acts, said, first.dtype)
 
 
 def _acts(
-    module: Any, width: int, dtype: torch.dtype, device: torch.device, said: float
-) -> tuple[Tensor, float] | None:
-    """Gain and epsilon by what the module does to three vectors; None where it is no RMSNorm."""
+    module: Any, width: int, dtype: torch.dtype, device: torch.device, said: float | None
+) -> tuple[Tensor, float] | str:
+    """Gain and epsilon by what the module does to three vectors, large and small; what it does instead where it is no RMSNorm."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(3, 1, width, generator=generator, dtype=torch.float64) + 0.5
     x = torch.where(x.abs() < 0.1, 0.5, x).to(dtype).double()  # nothing near zero: it is divided by
-    tiny = TINY_HALF if dtype == torch.float16 else TINY
+    small = (x * (TINY_HALF if dtype == torch.float16 else TINY)).to(dtype).double()
     try:
-        y = module(x.to(device, dtype)).double().cpu()
-        small = (x * tiny).to(dtype)
-        z = module(small.to(device)).double().cpu()
+        y, z = (module(given.to(device, dtype)).double().cpu() for given in (x, small))
     except Exception:  # a norm that takes more than a vector is not looked at
-        return None
-    if y.shape != x.shape or not bool(torch.isfinite(y).all()):
-        return None
-    gains = (y / x * (x.square().mean(-1, keepdim=True) + said).sqrt())[:, 0]
+        return UNSEEN
+    if y.shape != x.shape:
+        return UNSEEN
+    if not bool(torch.isfinite(y).all() and torch.isfinite(z).all()):
+        return BROKEN
+    if not bool(y.any() or z.any()):
+        return ZERO
+    # g^2 = large (ms + epsilon) = little (ms' + epsilon): so the gain asks for no stated epsilon, but takes it where it is the one that acts
+    large, little = (y / x).square(), (z / small).square()
+    ms, least = (v.square().mean(-1, keepdim=True) for v in (x, small))
+    solved = float(((large * ms - little * least) / (little - large))[large > 0.01 * large.max()].median())
+    epsilon = said if said is not None and abs(solved - said) <= SAME * said else solved
+    gains = (y / x * (ms + epsilon).sqrt())[:, 0]
     gain = gains.mean(0)
     size = float(gain.abs().max())
-    if size == 0 or float((gains - gain).abs().max()) > AGREE.get(dtype, HALF) * size:
-        return None
-    small, strong = small.double(), (gain.abs() > 0.1 * size).expand_as(z)
-    squares = (gain * small / z).square()[strong] - small.square().mean(-1, keepdim=True).expand_as(z)[strong]
+    if not float((gains - gain).abs().max()) <= AGREE.get(dtype, HALF) * size:
+        return OTHER
+    strong = (gain.abs() > 0.1 * size).expand_as(z)
+    squares = (gain * small / z).square()[strong] - least.expand_as(z)[strong]
     return gain, max(float(squares.median()), 0.0)
 
 

@@ -18,7 +18,6 @@ from thalweg.continuum.base import Figure, Finding, Probe, ProbeOptions, Subject
 from thalweg.continuum.feed_forward import RISING, Maps, Variant, find_maps, jacobian_of, variant_of
 from thalweg.continuum.fields import widened
 from thalweg.continuum.passes import states_only
-from thalweg.errors import InputError
 from thalweg.geometry.eigenvalues import (
     GINIBRE_IMAGINARY,
     antisymmetric_null,
@@ -49,10 +48,8 @@ class ReactionOptions(ProbeOptions):
     ablate_tokens: int = 1024
 
     def __post_init__(self) -> None:
-        if self.points < 1 or self.layers < 1 or self.ablate_tokens < 4:
-            raise InputError(
-                f"points and layers must be at least 1 and ablate_tokens at least 4, got {self.points}, {self.layers} and {self.ablate_tokens}"
-            )
+        super().__post_init__()
+        self.at_least(points=1, layers=1, ablate_tokens=4)
 
 
 class Point(NamedTuple):

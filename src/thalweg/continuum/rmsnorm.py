@@ -12,20 +12,31 @@ from thalweg.capture.layout import Located
 from thalweg.capture.tables import Entry, Table, add_rows
 from thalweg.capture.windows import Batch, Text
 from thalweg.continuum.base import Collector, Figure, Finding, Probe, ProbeOptions, Subject, register
-from thalweg.continuum.norms import RootMeanSquareNorm, norms_of
+from thalweg.continuum.norms import BROKEN, SAME, ZERO, RootMeanSquareNorm, norms_of, refused_of
 from thalweg.geometry.catalog import Null
-from thalweg.geometry.normalisation import epsilon_slope, power_law, rms_inverse, rms_lipschitz, rms_map
+from thalweg.geometry.normalisation import (
+    epsilon_slope,
+    local_slope,
+    power_law,
+    rms_inverse,
+    rms_lipschitz,
+    rms_map,
+)
 from thalweg.ops.forward_mode import jvp
 from thalweg.records import Measurements
 
-EPSILONS = torch.logspace(-12, -1, 23, dtype=torch.float64)
+EPSILONS = torch.logspace(-12, -1, 23, dtype=torch.float64)  # locked studies read the slope that is fitted over these
+RANGE = f"{float(EPSILONS[0]):g} to {float(EPSILONS[-1]):g}"
 FELT = 100.0  # mean square / epsilon below which epsilon shortens the output by more than half a percent
 CHECKED, ITERATIONS = 4, 8  # tokens and power iterations of the check by jvp
 LOW = 0.01  # quantile of tokens whose mean square epsilon should leave alone
+FLAT: dict[str, Any] = {"null": 0.0, "null_kind": "epsilon is not felt"}
 GLOBAL = "global constant: reached at the origin alone"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CAVEATS = (
-    "The slope of -1/2 with R^2 = 1 is an identity at the origin; it says nothing about activations, whose own slope stands beside it.",
+    "The slope of -1/2 with R^2 = 1 is an identity at the origin; it says nothing about activations.",
+    "slope.local is exact: -eps / (2 (ms + eps)) at the epsilon that acts, mean over tokens; a few tokens near zero can carry it.",
+    f"slope.activations is a line fitted over epsilons of {RANGE}, at the geometric mean of ms; a range with a higher end gives a steeper one.",
     "The global constant is reached at x = 0 alone; the local one, a bound max |gain| (ms + eps)^(-1/2), is what a token meets.",
     "lipschitz_check says how much of that bound a power iteration of the module's own Jacobian reaches.",
     "epsilon.stored and epsilon.lost_above say what a dtype leaves of epsilon if a norm sums in it; most norms of models sum in float32.",
@@ -46,9 +57,13 @@ class RmsNorm(Probe):
     def applies(self, subject: Subject) -> str | None:
         if norms_of(subject.place):
             return None
-        kinds = {type(m).__name__ for m in subject.model.modules() if "norm" in type(m).__name__.lower()}
-        said = f"its norms ({', '.join(sorted(kinds))}) take the mean away or do nothing" if kinds else "it has no norm"
-        return f"it has no RMSNorm: {said}; the law and its inverse are those of RMSNorm"
+        refused, kind = refused_of(subject.place), subject.model.get_submodule
+        said = [
+            f"its norms ({', '.join(sorted({type(kind(n)).__name__ for n in ns}))}) {why}"
+            for why, ns in refused.items()
+        ]
+        which = "RMSNorm that acts" if ZERO in refused else "RMSNorm"
+        return f"it has no {which}: {'; '.join(said) or 'it has no norm'}; the law and its inverse are those of RMSNorm"
 
     def collect(self, subject: Subject, text: Text, options: ProbeOptions) -> Collector:
         return _Inputs(norms_of(subject.place), text)
@@ -64,6 +79,13 @@ class RmsNorm(Probe):
 
 
 FIGURES = (
+    Figure(
+        "Slope in epsilon at the model's own epsilon",
+        ("rmsnorm.slope.local",),
+        y_label="d log stretch / d log epsilon",
+        lines="branch",
+        note="-1/2 would be the law of the origin; at 0 (dashed) epsilon is not felt.",
+    ),
     Figure(
         "Stretch of each norm at real tokens",
         ("rmsnorm.lipschitz_local",),
@@ -87,7 +109,8 @@ FIGURES = (
         y_label="stretch",
         log_y=True,
         names=("at the origin", "at the activations"),
-        note="At the origin a straight line of slope -1/2 by algebra; at the mean square that the activations have, nearly flat.",
+        note="At the origin a straight line of slope -1/2 by algebra; at the mean square that the activations have, flat until epsilon "
+        "comes near it, so that a line fitted to it depends on how far to the right it goes.",
     ),
 )
 
@@ -100,7 +123,7 @@ class _Inputs(Collector):
     def __init__(self, norms: list[RootMeanSquareNorm], text: Text):
         self.norms = {norm.name: norm for norm in norms}
         self.modules = tuple(self.norms)
-        columns = {"stretch": POSITIVE, "log_ratio": SIGNED, "felt": None}
+        columns = {"stretch": POSITIVE, "log_ratio": SIGNED, "felt": None, "slope": None}
         self.tables = {name: Table(columns, text.units) for name in self.norms}
         self.kept: dict[str, Tensor] = {}
         self.batch: Batch | None = None
@@ -114,7 +137,8 @@ class _Inputs(Collector):
         ms = vectors.double().square().mean(-1)
         total = ms + norm.epsilon
         ratio = (ms / norm.epsilon).clamp(min=1e-30).log10() if norm.epsilon else torch.full_like(ms, math.inf)
-        columns = torch.stack([norm.largest_gain * total.rsqrt(), ratio, (ms < FELT * norm.epsilon).double()])
+        felt, slope = (ms < FELT * norm.epsilon).double(), local_slope(ms, norm.epsilon)
+        columns = torch.stack([norm.largest_gain * total.rsqrt(), ratio, felt, slope])
         self.tables[module].add(columns, units.to(vectors.device))
         self.kept.setdefault(module, vectors[:: max(1, len(vectors) // CHECKED)][:CHECKED].clone())
 
@@ -148,6 +172,7 @@ def _rows_of(norm: RootMeanSquareNorm, table: Table, sample: Tensor, rows: Measu
         entries.append(
             Entry("rmsnorm.log10_ms_over_eps", "log_ratio", null=Null(0.0, 0.0, "mean square equal to epsilon"))
         )
+        entries.append(Entry("rmsnorm.slope.local", "slope", null=Null(FLAT["null"], 0.0, FLAT["null_kind"])))
     add_rows(rows, table, entries, where)
     rows.add(
         "rmsnorm.lipschitz_global", top, n=1, **where, **_null(norm.epsilon**-0.5 if finite else None, "a gain of one")
@@ -206,8 +231,7 @@ def _law(norms: list[RootMeanSquareNorm], tables: dict[str, Table], rows: Measur
     """The law of epsilon: measured by jvp at the origin, and at the mean squares of the activations of every norm."""
     measured = torch.stack([_at_origin(float(eps)) for eps in EPSILONS])
     slope, intercept, r2 = power_law(EPSILONS, measured)
-    flat = {"null": 0.0, "null_kind": "epsilon is not felt"}
-    rows.add("rmsnorm.slope.origin", slope, n=len(EPSILONS), **flat)
+    rows.add("rmsnorm.slope.origin", slope, n=len(EPSILONS), **FLAT)
     rows.add("rmsnorm.intercept.origin", intercept, n=len(EPSILONS), null=0.0, null_kind="a gain of one")
     rows.add("rmsnorm.r2.origin", r2, n=len(EPSILONS), null=0.0, null_kind="no law")
     squares = []
@@ -217,7 +241,7 @@ def _law(norms: list[RootMeanSquareNorm], tables: dict[str, Table], rows: Measur
         ms = 10 ** (float(tables[norm.name].total("log_ratio").sum()) / tables[norm.name].tokens) * norm.epsilon
         squares.append(ms)
         where = {"site": norm.name, "layer": norm.layer, "branch": norm.part, "n": tables[norm.name].tokens}
-        rows.add("rmsnorm.slope.activations", epsilon_slope(ms, EPSILONS)[0], **where, **flat)
+        rows.add("rmsnorm.slope.activations", epsilon_slope(ms, EPSILONS)[0], **where, **FLAT)
     middle = float(torch.tensor(squares, dtype=torch.float64).median()) if squares else math.nan
     for exponent in range(-12, 0):
         eps = 10.0**exponent
@@ -266,11 +290,14 @@ def _at_origin(eps: float, width: int = 8) -> Tensor:
 
 def _odd(found: list[RootMeanSquareNorm], used: list[RootMeanSquareNorm], place: Located) -> list[str]:
     lines = []
-    other = [n for n in found if n.said is not None and abs(n.epsilon - n.said) > 0.05 * n.said]
+    other = [n for n in found if n.said is not None and abs(n.epsilon - n.said) > SAME * n.said]
     if other:
         lines.append(
             f"{len(other)} norms act with another epsilon than they state, as {other[0].name}: {other[0].epsilon:.3g}, not {other[0].said:.3g}."
         )
+    for why, names in refused_of(place).items():
+        if why in (ZERO, BROKEN):
+            lines.append(f"{len(names)} norms {why}, as {names[0]}; they are left out.")
     if len(used) < len(found):
         lines.append(f"{len(found) - len(used)} of {len(found)} norms were not called in the pass and are left out.")
     if not place.causal:
@@ -280,13 +307,17 @@ def _odd(found: list[RootMeanSquareNorm], used: list[RootMeanSquareNorm], place:
 
 def _summary(norms: list[RootMeanSquareNorm], rows: Measurements) -> str:
     eps = sorted({float(f"{n.epsilon:.2g}") for n in norms})
-    local = [r.value for r in rows.where(measure="rmsnorm.lipschitz_local")]
+    steep = [r.value for r in rows.where(measure="rmsnorm.lipschitz_local")]
     ratio = [r.value for r in rows.where(measure="rmsnorm.log10_ms_over_eps")]
-    slope = [r.value for r in rows.where(measure="rmsnorm.slope.activations")]
+    local, fitted = ([r.value for r in rows.where(measure=f"rmsnorm.slope.{w}")] for w in ("local", "activations"))
     tops = [r.value for r in rows.where(measure="rmsnorm.lipschitz_global")]
     parts = [f"{len(norms)} RMSNorms, epsilon {', '.join(f'{e:g}' for e in eps)}"]
-    parts.append(f"stretch at tokens {min(local):.3g} to {max(local):.3g}, at the origin up to {max(tops):.3g}")
+    if local:
+        parts.append(
+            f"slope in that epsilon {min(local):.3g} to {max(local):.3g} at tokens (slope -0.5 at the origin, epsilon not felt at 0)"
+        )
+    parts.append(f"stretch at tokens {min(steep):.3g} to {max(steep):.3g}, at the origin up to {max(tops):.3g}")
     if ratio:
         parts.append(f"mean square {10 ** min(ratio):.3g} to {10 ** max(ratio):.3g} epsilons")
-        parts.append(f"slope -0.5 at the origin, {min(slope):.3g} to {max(slope):.3g} at activations")
+        parts.append(f"slope fitted over epsilons of {RANGE}: {min(fitted):.3g} to {max(fitted):.3g}")
     return "; ".join(parts)

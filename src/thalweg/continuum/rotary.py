@@ -9,7 +9,7 @@ from torch import Tensor
 
 from thalweg.capture.windows import Text
 from thalweg.continuum.base import Figure, Finding, Probe, ProbeOptions, Subject, register
-from thalweg.continuum.clocks import Clock, clocks_of
+from thalweg.continuum.clocks import Clock, clocks_of, signs_of
 from thalweg.errors import InputError
 from thalweg.geometry import positions as geometry
 from thalweg.records import Measurements
@@ -23,6 +23,9 @@ CAVEATS = (
     "The law 1/sqrt(2k) holds at long times; inside a context window it fails, since planes that never turn add a constant.",
     "window_rms and slope.window say by how much; no line of slope -1/2 is fitted to a window.",
     "The overlap is that of the clock alone, with equal weight for every plane; what a head makes of it depends on its queries and keys.",
+    "A clock is read from its module; layers (every fourth of SmolLM3) and models (Falcon with ALiBi) that leave it out are not told apart.",
+    "still_share counts the channels of a head that hold no positions (qk_nope_head_dim, partial rotation) among all of them.",
+    "holonomy walks inside the window in one regime of frequencies; its size is that of rounding, no property of training.",
     "The two advised bases are rules of thumb; neither says what a model does at the target length without training there.",
 )
 
@@ -40,9 +43,8 @@ class RotaryOptions(ProbeOptions):
     lags: int = LONG
 
     def __post_init__(self) -> None:
-        for name, least in (("length", 0), ("target", 0), ("lags", 16)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name} of rotary must be at least {least}, got {getattr(self, name)}")
+        super().__post_init__()
+        self.at_least(length=0, target=0, lags=16)
 
 
 @register(
@@ -61,7 +63,12 @@ class Rotary(Probe):
     def applies(self, subject: Subject) -> str | None:
         clocks = clocks_of(subject.place)
         if not clocks:
-            return "it has no rotary positions (no module holds inverse frequencies)"
+            signs, none = signs_of(subject.place), "no module holds inverse frequencies"
+            if signs:
+                return (
+                    f"rotary positions that it may have could not be read: {', '.join(signs)} speak of them, but {none}"
+                )
+            return f"it has no rotary positions ({none})"
         return (
             None if any(bool((c.frequencies != 0).any()) for c in clocks) else "no plane of its rotary positions turns"
         )
@@ -81,9 +88,20 @@ class Rotary(Probe):
                 caveats.append(
                     f"{clock.name}: cosine and sine are multiplied by {clock.scale:.4g}, which scales the logits, not the angles."
                 )
-            if clock.rule in ("dynamic", "longrope"):
+            if clock.step is None:
                 caveats.append(
-                    f"{clock.name}: the rule {clock.rule!r} changes the frequencies with the length; these are those at rest."
+                    f"{clock.name}: its module could not be asked for angles in float32, so frequencies are those of its buffer and "
+                    "no closed walk was made."
+                )
+            if clock.beyond:
+                caveats.append(
+                    f"{clock.name}: its module changes the frequencies with the length of the text; these act on texts of up to "
+                    f"{clock.length:,} tokens, those of {clock.beyond!r} on longer ones."
+                )
+            elif clock.rule in ("dynamic", "longrope"):
+                caveats.append(
+                    f"{clock.name}: the rule {clock.rule!r} changes the frequencies with the length of the text; these act on one of "
+                    f"{clock.length:,} tokens. Another length: rotary.length."
                 )
         return Finding("rotary", summary="; ".join(lines), rows=rows, caveats=tuple(caveats), figures=FIGURES)
 
@@ -110,14 +128,14 @@ FIGURES = (
         note="Planes above the line of the window never complete a turn in it. Dashed: plain rotary positions of the same base.",
     ),
     Figure(
-        "Highest returns of the clock",
+        "Highest local peaks of the overlap",
         ("rotary.peak.window", "rotary.peak.long"),
         "step",
         "distance, tokens",
-        "overlap",
+        "overlap (mean cosine)",
         log_x=True,
         lines="site",
-        note="Dashed: the highest peak of random frequencies over as many distances.",
+        note="Where the overlap rises again with distance. Dashed: the highest peak of random frequencies over as many distances.",
         names=("within the window", "within all distances looked at"),
     ),
 )
@@ -172,14 +190,16 @@ def _peaks(theta: Tensor, length: int, options: RotaryOptions, rows: Measurement
         for m, rho in sorted(found):
             rows.add(f"rotary.peak.{name}", rho, step=m, n=lags, null=null, null_kind=RANDOM, **where)
         if found and name == "window":
-            said = f"nearest return in the window {found[0][1]:.2f} at {found[0][0]:,}"
-    return said or "no return in the window"
+            said = f"highest peak in the window {found[0][1]:.2f} at {found[0][0]:,}"
+    return said or "no peak in the window"
 
 
 def _holonomy(clock: Clock, rows: Measurements, where: dict[str, Any]) -> None:
     """How far a closed walk is from doing nothing: turn by a, by b and back by a + b, as the module computes it.
 
-    The connection is flat and abelian, so it is the identity; what is left is the rounding of angles, which grows with the position.
+    The connection is flat and abelian, so it is the identity; what is left is the rounding of angles, which grows with the position. All
+    three are turns within one text of the clock's length: a module that changes frequencies with the length would else be walked out by one
+    clock and back by another.
     """
     if clock.step is None:
         return

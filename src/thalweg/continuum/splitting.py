@@ -15,9 +15,11 @@ from thalweg.capture.windows import NOT_SCORED, Batch, Text
 from thalweg.continuum.base import Collector, Figure, Finding, Probe, ProbeOptions, Subject, UnitMeans, register
 from thalweg.continuum.fields import Layer, differentiable, logits_of, pairs, watch_layers, why_no_fields
 from thalweg.continuum.passes import states_only
+from thalweg.errors import InputError
 from thalweg.geometry.bracket import order_swap, swap_cosine, swap_of
 from thalweg.ops.depth import through_layer
 from thalweg.records import Measurements
+from thalweg.statistics import SMALLEST
 
 CUTS = (1, 2, 4, 8, 16, 32)  # 1 / h at which the bracket is held against the swap
 REFINED = (
@@ -40,6 +42,14 @@ class SplittingOptions(ProbeOptions):
 
     refine_tokens: int = 256
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.refine_tokens < 2 and self.refine_tokens != 0:
+            raise InputError(
+                "refine_tokens of splitting must be at least 2, as the first token of a window is left out, or 0 for no finer steps, "
+                f"got {self.refine_tokens}"
+            )
+
 
 @register(
     "splitting",
@@ -57,7 +67,7 @@ class Splitting(Probe):
     title = "Depth as an integrator: torsion and step size"
 
     def applies(self, subject: Subject) -> str | None:
-        return why_no_fields(subject.place)
+        return why_no_fields(subject.place) or _why_no_derivatives(subject.place)
 
     def collect(self, subject: Subject, text: Text, options: SplittingOptions) -> Collector:
         refined = Measurements()
@@ -68,9 +78,8 @@ class Splitting(Probe):
 
     def finish(self, collector: "_Torsion", subject: Subject, text: Text, options: SplittingOptions) -> Finding:
         located, rows = subject.place, collector.refined
-        found, layers = collector.rows(rows)
-        refined = min(options.refine_tokens, len(text.windows[0].ids))
-        swapped = f"order swap follows the bracket in {found} of {layers} layers"
+        found = collector.rows(rows)
+        refined, layers = min(options.refine_tokens, len(text.windows[0].ids)), len(collector.means)
         caveats = [
             "The first token of a window (a sink in most models) is left out.",
             "A step of 1 lies outside the radius of the expansion, so a cosine below 1 refutes nothing (see splitting.error by step).",
@@ -81,13 +90,20 @@ class Splitting(Probe):
             caveats.append(
                 f"{left} of {located.depth} layers have other sublayers than one attention and one feed-forward."
             )
+        if collector.still:
+            caveats.append(
+                f"In {len(collector.still)} of {layers} layers attention or feed-forward adds nothing, so there is no swap to compare "
+                "with a bracket: their cosines of 0 say nothing, and splitting.found leaves them out."
+            )
+        if refined and not rows.where(measure="splitting.error"):
+            caveats.append("No layer has a bracket on the window of the finer steps, so there is no error by step.")
         if refined:
             caveats.append(
                 f"Finer steps and the error by step are from {refined} tokens of one window, without an interval."
             )
         return Finding(
             "splitting",
-            summary=_summary(rows, swapped),
+            summary=_summary(rows, collector.still, found),
             rows=rows,
             caveats=tuple(caveats),
             figures=FIGURES,
@@ -106,6 +122,13 @@ class _Torsion(Collector):
         self.generator = torch.Generator().manual_seed(options.seed)
         self.earlier: Tensor | None = None
         self.batch: Batch | None = None
+        self.moving: set[int] = set()  # layers where the order or the bracket changes anything
+        self.units = text.units
+
+    @property
+    def still(self) -> list[int]:
+        """The other layers."""
+        return [layer for layer in self.means if layer not in self.moving]
 
     def begin(self, batch: Batch) -> None:
         self.batch, self.earlier = batch, None
@@ -119,6 +142,8 @@ class _Torsion(Collector):
         real[:, 0] = False
         tokens = Tokens.of(real.to(device), self.batch.unit_of_row.to(device))
         residual, bracket, both = (tokens.flat(x) for x in (swap.residual, swap.bracket, swap.first + swap.after))
+        if bool(residual.any()) or bool(bracket.any()):
+            self.moving.add(layer.index)
         order = torch.randperm(len(residual), generator=self.generator).to(device)
         order = torch.where(order == torch.arange(len(order), device=device), order.roll(1), order)
         size = torch.linalg.vector_norm(residual, dim=-1) / torch.linalg.vector_norm(both, dim=-1).clamp(min=1e-30)
@@ -133,8 +158,8 @@ class _Torsion(Collector):
     def end(self, batch: Batch) -> None:
         self.earlier = None
 
-    def rows(self, rows: Measurements) -> tuple[int, int]:
-        """Layers in which the cosine stands above all nulls, and layers."""
+    def rows(self, rows: Measurements) -> str:
+        """In words: in how many layers the cosine stands above all nulls."""
         random = {
             "null": self.located.width**-0.5,
             "null_kind": "1/sqrt(width): root mean square of a random direction",
@@ -147,9 +172,13 @@ class _Torsion(Collector):
             mean.rows(own, COLUMNS, [{**where, **nulls}, {**where, **random}, {**where, **random}, where])
             rows.extend(own)
             found += stands_out({row.measure: row for row in own}, random["null"])
+        if not self.moving:
+            return "nothing to compare"
+        if all(row.low is None for row in rows.where(measure=COLUMNS[0])):
+            return f"no interval to hold against a null: needs {SMALLEST} {self.units.name}, got {self.units.count}"
         null = {"null": 0.025, "null_kind": "chance, where there is nothing to find"}
-        rows.add("splitting.found", found / len(self.means), n=len(self.means), **null)
-        return found, len(self.means)
+        rows.add("splitting.found", found / len(self.moving), n=len(self.moving), **null)
+        return f"order swap follows the bracket in {found} of {len(self.moving)} layers"
 
 
 def stands_out(rows: dict[str, Any], random: float) -> bool:
@@ -177,7 +206,7 @@ def _refine(located: Located, text: Text, options: SplittingOptions, rows: Measu
             errors.append([])
             fields = layer.attention, layer.feed_forward
             known = fields[0](layer.before), fields[1](layer.before)
-            for cut in CUTS:
+            for cut in CUTS if size else ():
                 swap = found.residual if cut == 1 else order_swap(*fields, layer.before, 1 / cut, known=known)
                 off = torch.linalg.vector_norm((swap * cut**2 + found.bracket)[:, 1:])
                 errors[-1].append(float(off / size.clamp(min=1e-30)))
@@ -185,16 +214,22 @@ def _refine(located: Located, text: Text, options: SplittingOptions, rows: Measu
 
     with watch_layers(located, see, prove=True):
         located.model(**called(located.model, batch.call), **states_only(located.model))
-    table = torch.tensor(errors, dtype=torch.float64)
-    kind = {"interval": "p10 to p90 over layers", "n": len(errors), "null": 0.0, "null_kind": "the step is small"}
+    table = torch.tensor([row for row in errors if row], dtype=torch.float64)
+    if len(table):
+        _errors(table, rows)
+    if len(layers) == located.depth:
+        _compare(located, layers, batch, rows)
+    return ids.shape[1]
+
+
+def _errors(table: Tensor, rows: Measurements) -> None:
+    """What the bracket misses, by step. table [layers cuts]."""
+    kind = {"interval": "p10 to p90 over layers", "n": len(table), "null": 0.0, "null_kind": "the step is small"}
     for i, cut in enumerate(CUTS):
         low, middle, high = table[:, i].quantile(torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)).tolist()
         rows.add("splitting.error", middle, step=cut, low=low, high=high, **kind)
     order = (table[:, -2] / table[:, -1]).log2().median().item()
-    rows.add("splitting.error_order", order, n=len(errors), null=1.0, null_kind="O(h): a smooth field at small steps")
-    if len(layers) == located.depth:
-        _compare(located, layers, batch, rows)
-    return ids.shape[1]
+    rows.add("splitting.error_order", order, n=len(table), null=1.0, null_kind="O(h): a smooth field at small steps")
 
 
 def _compare(located: Located, layers: list[Layer], batch: Batch, rows: Measurements) -> None:
@@ -251,9 +286,23 @@ def _off(state: Tensor, wanted: Tensor) -> float:
     return (off / torch.linalg.vector_norm(wanted[:, 1:], dim=-1).clamp(min=1e-30)).double().mean().item()
 
 
-def _summary(rows: Measurements, found: str) -> str:
-    cosines = [row.value for row in rows.where(measure=COLUMNS[0])]
-    words = [f"mean cosine {sum(cosines) / len(cosines):+.3f}, {found}"]
+def _why_no_derivatives(located: Located) -> str | None:
+    """Why the layers cannot be differentiated forward; None where they can."""
+    for module in (m for pair in pairs(located) for place in pair for m in located.module(place.sublayer).modules()):
+        kernel = getattr(getattr(module, "config", None), "_experts_implementation", None)
+        if kernel == "grouped_mm" and any(p.ndim == 3 for p in module.parameters(recurse=False)):
+            return (
+                "its experts run in the kernel grouped_mm, which has no forward derivative; call "
+                'model.set_experts_implementation("eager"), or write "experts_implementation": "eager" into its config.json'
+            )
+    return None
+
+
+def _summary(rows: Measurements, still: list[int], found: str) -> str:
+    cosines = [row.value for row in rows.where(measure=COLUMNS[0]) if row.layer not in still]
+    words = [f"mean cosine {sum(cosines) / len(cosines):+.3f}, {found}"] if cosines else [found]
+    if still:
+        words.append(f"attention or feed-forward adds nothing in {len(still)} layers")
     finer = rows.where(measure="refinement.kl", branch=LIMIT[0], step=LIMIT[1]).to_rows()
     if finer:
         words.append(f"{finer[0]['value']:.2g} nats from the model to the flow that it would integrate")

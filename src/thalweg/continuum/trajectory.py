@@ -5,6 +5,7 @@ Its metadata hold schema, kind, seed and size of the sketch, and what the run sa
 """
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from thalweg.errors import CheckpointError, InputError
+from thalweg.errors import CheckpointError, InputError, first_line
 from thalweg.records.files import atomic_write_bytes
 
 SCHEMA, KIND = 1, "thalweg.trajectory"
@@ -81,6 +82,8 @@ class Trajectory:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.steps.ndim != 1:
+            raise InputError(f"the steps of a trajectory must be one a record, [n], got shape {list(self.steps.shape)}")
         n = len(self.steps)
         if n < 3 or not self.blocks:
             raise InputError(
@@ -94,6 +97,20 @@ class Trajectory:
         for name, x in self.blocks.items():
             if x.ndim != 2 or len(x) != n:
                 raise InputError(f"block {name} must be [{n}, directions], got shape {list(x.shape)}")
+        for name, x in self.norms.items():
+            if x.shape != (n,):
+                raise InputError(
+                    f"the norm of block {name} must be one number a record, [{n}], got shape {list(x.shape)}"
+                )
+        if not isinstance(self.facts, Mapping):
+            raise InputError(f"the facts of a trajectory must be a table, got {type(self.facts).__name__}")
+        for name in ("lr", "weight_decay"):
+            value = self.facts.get(name)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is not None and not (number and 0 <= value < math.inf):
+                raise InputError(
+                    f"{name} among the facts of a trajectory must be a number of at least 0, got {value!r}"
+                )
 
     @property
     def stride(self) -> int:
@@ -151,7 +168,14 @@ class Trajectory:
         blocks, norms = (
             {n.removeprefix(p): x for n, x in tensors.items() if n.startswith(p)} for p in ("sketch.", "norm.")
         )
-        return cls(tensors["steps"], blocks, norms, json.loads(about.get("facts", "{}")))
+        try:
+            return cls(tensors["steps"], blocks, norms, json.loads(about.get("facts", "{}")))
+        except InputError as error:
+            raise InputError(f"{path} holds no trajectory: {error}") from None
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(
+                f"{path} is broken: its facts are no JSON ({first_line(error)}); record it again"
+            ) from None
 
     @classmethod
     def of_snapshots(cls, folder: str | Path, sketch: Sketch | None = None, **facts: Any) -> "Trajectory":

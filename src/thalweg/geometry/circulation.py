@@ -124,7 +124,7 @@ def _root(covariance: Tensor) -> Tensor:
 
 @measure(
     "vortex.area_rate",
-    summary="area that a path sweeps in a plane in a unit of time, in units of its spread there; its sign is the sense of rotation",
+    summary="area swept in the plane found per unit of time, over its spread there, signed: on average a lower bound for the fastest",
     source=f"{_DERIVED}; Strang 2024, arXiv 2411.07613",
     takes=_PATH,
     range=(None, None),
@@ -134,7 +134,8 @@ def _root(covariance: Tensor) -> Tensor:
 def area_rate(path: Float[Tensor, "n k"], step: float = 1.0) -> Float[Tensor, "k k"]:
     """1/2 <x_i dx_j - x_j dx_i> / dt with midpoints about the mean: estimates +Q. Shapes: [n k] -> [k k], antisymmetric.
 
-    step: time between two rows. Raises: ShapeError, InputError.
+    step: time between two rows. In a plane chosen on other records it is, in expectation, a lower bound for the fastest plane.
+    Raises: ShapeError, InputError.
     """
     x = _path(path)
     x = x - x.mean(0)

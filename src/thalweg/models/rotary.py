@@ -2,13 +2,15 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thalweg.errors import InputError
+from thalweg.errors import InputError, UnknownNameError
+
+Rule = Literal["linear", "llama3"]
 
 
 @dataclass(frozen=True)
@@ -20,16 +22,18 @@ class RotaryScaling:
     linearly in the number of turns between the two (as released with Llama 3.1; transformers is the reference). original_length: tokens of
     the first training.
 
-    Raises: InputError for values that are not allowed.
+    Raises: UnknownNameError for another kind; InputError for values that are not allowed.
     """
 
-    kind: Literal["linear", "llama3"]
+    kind: Rule
     factor: float
     low_factor: float = 1.0
     high_factor: float = 4.0
     original_length: int = 8192
 
     def __post_init__(self) -> None:
+        if self.kind not in get_args(Rule):
+            raise UnknownNameError("kind of rotary_scaling", self.kind, get_args(Rule))
         if not 1 <= self.factor < math.inf:
             raise InputError(f"the factor of rotary_scaling must be at least 1, got {self.factor}")
         if not 0 < self.low_factor < self.high_factor < math.inf or self.original_length < 1:
