@@ -10,7 +10,6 @@ from torch import Tensor
 from thalweg.capture.windows import Text
 from thalweg.continuum.base import Figure, Finding, Probe, ProbeOptions, Subject, register
 from thalweg.continuum.clocks import Clock, clocks_of, signs_of
-from thalweg.errors import InputError
 from thalweg.geometry import positions as geometry
 from thalweg.records import Measurements
 

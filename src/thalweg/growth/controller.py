@@ -238,9 +238,10 @@ class Controller:
         state.futile = state.futile + 1 if reading.top >= state.last_top else 0
         state.last_top = reading.top
         if state.futile >= self.options.stall:
+            births = f"{state.futile} births" if state.futile > 1 else "birth"
             self._end(
                 "unstable",
-                f"layer {reading.layer}: the last {f'{state.futile} births' if state.futile > 1 else 'birth'} did not lower the largest eigenvalue ({reading.top:.3g}, "
+                f"layer {reading.layer}: the last {births} did not lower the largest eigenvalue ({reading.top:.3g}, "
                 f"threshold {self.threshold:.3g}); heads would be added without end",
             )
         return not self.finished
