@@ -40,7 +40,7 @@ class Predicted:
 @dataclass(frozen=True)
 class GrowthPlan:
     """training: the plan of the shape that the run starts with. forecast: its first spectrum. predicted: by threshold, ascending; chosen: which
-    of them is the run's. looks: at most so many, each of about so many seconds. again: the run begins at a model that was there."""
+    of them is the run's. looks: at most so many, each of about so many seconds on average. again: the run begins at a model that was there."""
 
     training: TrainPlan
     forecast: Forecast
@@ -105,17 +105,23 @@ def plan_growth(
         options = grower.options
         shares = sorted({*SHARES, options.threshold})
         predicted = tuple(_predict(grower, found, options, share, config, training) for share in shares)
-        seconds = _timed_look(grower)
+        chosen = next(p for p in predicted if p.threshold == options.threshold)
+        births = max(after - layer.heads for after, layer in zip(chosen.heads, found.layers, strict=True))
+        first, later = _timed_looks(grower)
     looks = config.total_steps // options.check_every + 1
+    seconds = later + (first - later) * min(births, looks) / looks
     return GrowthPlan(training, found, predicted, options.threshold, looks, seconds, config.init_from is not None)
 
 
-def _timed_look(grower: Grower) -> float:
-    """Seconds of the first look with what follows it (births, their proofs, panels), on a network that nobody needs afterwards."""
-    begun = time.perf_counter()
-    grower.network.forget()
-    grower.look(0, last=False)
-    return time.perf_counter() - begun
+def _timed_looks(grower: Grower) -> tuple[float, float]:
+    """Seconds of a look that is followed by births and their proofs, and of one that is not, on a network that nobody needs afterwards."""
+    seconds = []
+    for step in (0, grower.options.check_every):
+        begun = time.perf_counter()
+        grower.network.forget()
+        grower.look(step, last=False)
+        seconds.append(time.perf_counter() - begun)
+    return seconds[0], min(seconds)
 
 
 def _births(steps: int, options: GrowthOptions) -> int:
