@@ -65,9 +65,8 @@ models: $(VENV)/models.stamp
 	$(BIN) -m thalweg models smollm2
 	$(BIN) -m thalweg models minilm
 
-# To rewrite the asserts of 10,000 tests takes each worker a quarter of a minute; so only those that fail get it, in a second run, to be read.
 test: $(VENV)/test.stamp
-	$(BIN) -m pytest -n $(WORKERS) --dist worksteal --assert=plain || { $(BIN) -m pytest --last-failed --last-failed-no-failures none; false; }
+	$(BIN) -m pytest -n $(WORKERS) --dist worksteal
 
 test-slow: $(VENV)/test.stamp
 	$(BIN) -m pytest -n $(WORKERS) -m slow
