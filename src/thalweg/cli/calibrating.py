@@ -5,6 +5,7 @@ from typing import Any
 from torch import nn
 
 from thalweg.capture.limits import longest_of, window_length
+from thalweg.capture.measure import LENGTH
 from thalweg.cli.console import say
 from thalweg.compression.calibration import Calibration, calibration_of
 from thalweg.data.tasks.austen import HELD_OUT, novels
@@ -13,7 +14,6 @@ from thalweg.errors import InputError
 from thalweg.evaluation import documents_of
 
 SHIPPED = "the training novels (shipped)"
-LENGTH = 512  # tokens of a window, where the model takes as many
 CHARACTERS = 200_000  # of every shipped novel: all are seen, and none is cut into tokens to its end for a few windows
 
 

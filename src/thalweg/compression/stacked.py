@@ -25,10 +25,10 @@ def stacked_maps(module: nn.Module) -> list[str]:
 class _Products(TorchFunctionMode):
     """Adds to the inputs of an expert's map whatever it is multiplied by."""
 
-    def __init__(self, parameters: Mapping[int, Tensor], maps: Maps):
+    def __init__(self, modules: list[nn.Module], maps: Maps):
         super().__init__()
         self.maps = maps
-        self.places = {p.untyped_storage().data_ptr(): p for p in parameters.values()}
+        self.places = {p.untyped_storage().data_ptr(): p for m in modules for p in m.parameters(recurse=False)}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _PRODUCTS and len(args) > 1 and isinstance(args[1], Tensor):
@@ -44,12 +44,11 @@ class _Products(TorchFunctionMode):
 @contextmanager
 def listening(modules: list[nn.Module], maps: Maps) -> Iterator[None]:
     """Fill ``maps`` while the model runs. Experts run one by one meanwhile (``eager`` of transformers): faster ways multiply all at once."""
-    parameters = {id(p): p for module in modules for p in module.parameters(recurse=False)}
     with ExitStack() as stack:
         configs: dict[int, Any] = {id(module.config): module.config for module in modules}
         for config in configs.values():
             was = config._experts_implementation
             config._experts_implementation = "eager"
             stack.callback(setattr, config, "_experts_implementation", was)
-        stack.enter_context(_Products(parameters, maps))
+        stack.enter_context(_Products(modules, maps))
         yield
