@@ -1,9 +1,12 @@
 """Set before anything imports torch: one thread a worker (two workers share two cores), a cache of its own, no hub, Ctrl-C heard."""
 
+import errno
 import os
 import signal
 import tempfile
 from pathlib import Path
+
+import pytest
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault(
@@ -15,3 +18,19 @@ os.environ.pop("FORCE_COLOR", None)
 
 # A shell starts background jobs with SIGINT ignored, and children inherit that; tests that interrupt would then wait in vain.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def takes_no_files(monkeypatch):
+    """A function that makes a folder take no files, as on a mount that is read only, whatever the rights say."""
+    real = tempfile.TemporaryFile
+
+    def refuse_in(folder: Path) -> None:
+        def make(*args, dir=None, **kwargs):
+            if dir is not None and Path(dir) == folder:
+                raise OSError(errno.EROFS, "Read-only file system")
+            return real(*args, dir=dir, **kwargs)
+
+        monkeypatch.setattr(tempfile, "TemporaryFile", make)
+
+    return refuse_in

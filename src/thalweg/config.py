@@ -76,9 +76,17 @@ def check_new(folder: str | Path) -> Path:
 def check_writable(folder: Path) -> None:
     """That a folder, or the nearest one above it that is there, takes files. Raises: InputError."""
     there = next((place for place in (folder, *folder.absolute().parents) if place.exists()), None)
-    if there is not None and not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
-        why = "may not be written to" if there.is_dir() else "is a file"
-        raise InputError(f"{folder} cannot be written: {there} {why}; choose another place")
+    if there is not None:
+        check_takes_files(there, folder)
+
+
+def check_takes_files(folder: Path, wanted: Path) -> None:
+    """That ``wanted`` can be made in a folder that is there, by making a file: rights alone do not say it. Raises: InputError."""
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        why = f"takes no file ({error.strerror or error})" if folder.is_dir() else "is a file"
+        raise InputError(f"{wanted} cannot be written: {folder} {why}; choose another place") from None
 
 
 def is_path(where: object) -> bool:

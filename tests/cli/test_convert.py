@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import os
 
 import pytest
 import torch
@@ -90,12 +89,13 @@ def test_a_failed_proof_writes_nothing_and_says_so(theirs, tmp_path, capsys, mon
     assert capsys.readouterr().out.startswith("NOT equal")
 
 
-def test_a_place_that_takes_no_files_is_refused_before_the_model_is_opened(theirs, tmp_path, capsys, monkeypatch):
-    real = os.access
-    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != str(tmp_path) and real(path, mode))
+def test_a_place_that_takes_no_files_is_refused_before_the_model_is_opened(
+    theirs, tmp_path, capsys, monkeypatch, takes_no_files
+):
+    takes_no_files(tmp_path)
     monkeypatch.setattr("thalweg.surgery.open_source", lambda *_, **__: pytest.fail("the model was opened"))
     convert(theirs, "--connection", "mhc", "-o", tmp_path / "a" / "b", code=2)
-    assert error_of(capsys).endswith(f"{tmp_path} may not be written to; choose another place")
+    assert error_of(capsys).endswith(f"{tmp_path} takes no file (Read-only file system); choose another place")
 
 
 @pytest.mark.parametrize("json_wanted", [False, True])

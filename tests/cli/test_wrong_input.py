@@ -300,15 +300,14 @@ def test_a_used_folder_is_refused_before_the_plan_is_timed(place, capsys, monkey
         assert says in line
 
 
-def test_a_folder_that_takes_no_files_is_refused_before_the_plan_is_timed(place, capsys, monkeypatch):
+def test_a_folder_that_takes_no_files_is_refused_before_the_plan_is_timed(place, capsys, monkeypatch, takes_no_files):
     from thalweg.training import plan
 
-    real = os.access
     monkeypatch.setattr(plan, "plan_of", lambda *a, **k: pytest.fail("the plan was made"))
-    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != str(place) and real(path, mode))
+    takes_no_files(place)
     assert main([*TINY, "-o", str(place / "runs" / "new")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith(f"{place} may not be written to; choose another place")
+    assert line.endswith(f"{place} takes no file (Read-only file system); choose another place")
 
 
 @pytest.mark.parametrize(

@@ -130,19 +130,18 @@ def test_what_cannot_be_printed_is_written_all_the_same(folder, tmp_path, flags,
     assert (tmp_path / "page.html").exists() and "<stdout>" in last_line(capsys)
 
 
-def test_a_place_that_takes_no_file_is_refused_before_the_work(tmp_path, capsys, monkeypatch):
+def test_a_place_that_takes_no_file_is_refused_before_the_work(tmp_path, capsys, takes_no_files):
     """As /proc and mounts that are read-only, whatever the rights say."""
 
-    def refused(*_, **__):
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    monkeypatch.setattr(probe_command.tempfile, "TemporaryFile", refused)
-    assert main(["probe", str(tmp_path / "no model"), "-o", str(tmp_path / "x.html")]) == 2
-    assert f"no file can be made in {tmp_path} (Read-only file system)" in last_line(capsys)
-    rows = tmp_path / "gone" / "r.jsonl"
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    takes_no_files(closed)
+    assert main(["probe", str(tmp_path / "no model"), "-o", str(closed / "x.html")]) == 2
+    assert f"{closed} takes no file (Read-only file system)" in last_line(capsys)
+    rows = closed / "r.jsonl"
     assert main(["probe", str(tmp_path / "no model"), "-o", str(tmp_path / "x.html"), "--rows", str(rows)]) == 2
-    assert str(rows.parent) in last_line(capsys)
-    assert not any(tmp_path.iterdir())
+    assert last_line(capsys).startswith(f"error: {rows} cannot be written: {closed} takes no file")
+    assert [*tmp_path.rglob("*")] == [closed]
 
 
 def test_options_of_a_probe_that_is_not_asked_for(tmp_path, capsys):

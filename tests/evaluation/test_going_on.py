@@ -1,7 +1,6 @@
 """An evaluation goes on in its folder: what was scored is not scored again, and the numbers are those of one call."""
 
 import json
-import os
 import sys
 
 import pytest
@@ -323,18 +322,18 @@ def test_the_plan_says_how_documents_begin(here, capsys, tmp_path):
 
 
 @pytest.mark.parametrize("there", [False, True])
-def test_a_place_that_takes_no_files_is_refused_before_the_model_is_opened(here, there, capsys, tmp_path, monkeypatch):
-    folder, real = tmp_path / "kept" if there else tmp_path / "none" / "new", os.access
+def test_a_place_that_takes_no_files_is_refused_before_the_model_is_opened(
+    here, there, capsys, tmp_path, monkeypatch, takes_no_files
+):
+    folder = tmp_path / "kept" if there else tmp_path / "none" / "new"
     if there:
         folder.mkdir()
         (folder / "items.jsonl").write_text("")
     closed = folder if there else tmp_path
-    monkeypatch.setattr(
-        os, "access", lambda path, mode: str(path) != str(closed) and real(path, mode)
-    )  # as on a mount that is read only
+    takes_no_files(closed)
     monkeypatch.setattr("thalweg.cli.opening.open_any", lambda *_, **__: pytest.fail("the model was opened"))
     assert main(["eval", "decoder", "--text", "text.jsonl", "-o", str(folder)]) == 2
     assert (
         capsys.readouterr().err
-        == f"error: {folder} cannot be written: {closed} may not be written to; choose another place\n"
+        == f"error: {folder} cannot be written: {closed} takes no file (Read-only file system); choose another place\n"
     )

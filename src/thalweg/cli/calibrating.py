@@ -8,7 +8,7 @@ from thalweg.capture.limits import longest_of, window_length
 from thalweg.capture.measure import LENGTH
 from thalweg.cli.console import say
 from thalweg.compression.calibration import Calibration, calibration_of
-from thalweg.data.tasks.austen import HELD_OUT, novels
+from thalweg.data.tasks.austen import training_novels
 from thalweg.data.text.tokenizer import token_ids
 from thalweg.errors import InputError
 from thalweg.evaluation import documents_of
@@ -31,7 +31,7 @@ def calibration_from(
     size = window_length(longest_of(model), length, LENGTH)
     if text is None:
         source = SHIPPED
-        texts = [content[:CHARACTERS] for name, content in novels().items() if name != HELD_OUT]
+        texts = [content[:CHARACTERS] for content in training_novels().values()]
     else:
         documents = documents_of(text)
         source = f"{documents.source} (SHA-256 {documents.sha256[:16]})"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from thalweg.config import check_takes_files
 from thalweg.errors import InputError, UnknownNameError
 
 
@@ -126,8 +127,6 @@ def grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def confirm_output(path: str, overwrite: bool) -> None:
     """Before anything is computed: refuse to write over an existing file, and to write where nothing can be. Raises: InputError."""
-    import os
-
     if not path:
         raise InputError("the output needs a name, got an empty one; leave the flag out for the default")
     folder = Path(path).parent
@@ -139,6 +138,4 @@ def confirm_output(path: str, overwrite: bool) -> None:
         raise InputError(f"{path} exists; choose another name or say --overwrite")
     if not folder.exists():
         raise InputError(f"{path} cannot be written: there is no folder {folder}; make it or choose another place")
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        why = "may not be written to" if folder.is_dir() else "is a file"
-        raise InputError(f"{path} cannot be written: {folder} {why}; choose another place")
+    check_takes_files(folder, Path(path))

@@ -1,7 +1,6 @@
 """``thalweg probe``: read-only probes of the continuous picture, over a model and a text, or over a trajectory of weights."""
 
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -62,29 +61,16 @@ def run(args) -> ExitCode:
     page = Path(args.output or f"probe-{Path(args.model).name or 'model'}.html")
     confirm_output(str(page), args.overwrite)
     check_rows(args)
-    check_places(page, args.rows)
     check_counts(args, ("tokens", "length"), least=2)
     only = None if args.only is None else [one.strip() for one in args.only.split(",") if one.strip()]
     if only is not None:
         only = [registry.entry(one).name for one in only]
         if not only:
             raise InputError(f"--only names no probe; known: {', '.join(registry.names())}")
-    from thalweg.studies.runner import terminated_as_interrupt
+    from thalweg.interrupts import terminated_as_interrupt
 
     with terminated_as_interrupt():
         return _run(args, page, only, options_of(args.option))
-
-
-def check_places(*paths: Any) -> None:
-    """That a file can be made where each of ``paths`` shall stand, which rights alone do not say. Raises: InputError."""
-    for path in (Path(one) for one in paths if one is not None):
-        try:
-            tempfile.TemporaryFile(dir=path.parent).close()
-        except OSError as error:
-            why = error.strerror or error
-            raise InputError(
-                f"{path} cannot be written: no file can be made in {path.parent} ({why}); choose another place"
-            ) from None
 
 
 def _run(args, page: Path, only: list[str] | None, options: dict[str, dict[str, Any]]) -> ExitCode:

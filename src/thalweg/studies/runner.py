@@ -1,21 +1,18 @@
 """Running a study: what is missing, in complete seed blocks, resumable at any moment."""
 
-import _thread
 import dataclasses
 import signal
-import sys
-import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from multiprocessing import active_children, get_context
 from pathlib import Path
-from typing import Any
 
 from thalweg.errors import ExitCode, InputError, ThalwegError
+from thalweg.interrupts import terminated_as_interrupt
 from thalweg.records.run import RunFolder
 from thalweg.studies import locking as locks
 from thalweg.studies.plan import Plan, load
@@ -211,36 +208,6 @@ def _leave_ctrl_c_to_the_study() -> None:
     """In a worker: a terminal sends Ctrl-C to all processes; were it heard here, the word of the study would be a second one and kill."""
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-
-
-@contextmanager
-def terminated_as_interrupt() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C, so that what is done is kept and workers are told; only the main thread may ask for that.
-
-    One that comes inside a finaliser, where Python drops what is raised, comes again a moment later.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    def again(lost: Any) -> None:
-        if not isinstance(lost.exc_value, KeyboardInterrupt):
-            unraisable(lost)
-            return
-        later = threading.Timer(0.1, _thread.interrupt_main, (signal.SIGTERM,))
-        later.daemon = True
-        later.start()
-
-    before, unraisable = signal.signal(signal.SIGTERM, stop), sys.unraisablehook
-    sys.unraisablehook = again
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        sys.unraisablehook = unraisable
 
 
 def folder_of(study: Study, job: Job) -> Path:

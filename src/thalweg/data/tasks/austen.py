@@ -47,6 +47,11 @@ def novels() -> dict[str, str]:
     return {title: text[start : end - 2].decode() for (title, start), end in zip(STARTS.items(), ends, strict=True)}
 
 
+def training_novels() -> dict[str, str]:
+    """Title -> text of the novels that are not held out."""
+    return {title: text for title, text in novels().items() if title != HELD_OUT}
+
+
 @cache
 def shipped_tokenizer() -> JsonTokenizer:
     """The BPE trained on the five train novels."""
@@ -55,7 +60,7 @@ def shipped_tokenizer() -> JsonTokenizer:
 
 def train_shipped_tokenizer() -> str:
     """The text of ``corpus/austen-bpe-2048.json``, made anew; equal to the file."""
-    return train_bpe((text for title, text in novels().items() if title != HELD_OUT), VOCAB_SIZE).library_json()
+    return train_bpe(training_novels().values(), VOCAB_SIZE).library_json()
 
 
 @register(
@@ -67,16 +72,13 @@ def austen(rest: str, request: Request) -> TextTask:
     """Next-token prediction on five novels (3.5 MB), validated on the sixth (0.46 MB): no paragraph is shared."""
     if rest:
         raise InputError(f"austen takes no parameters, got {rest!r}")
-    texts = novels()
     source = TextSource(
         name="austen",
         identity=f"austen {TEXT_SHA256}",
         split_rule=f"by novel; validation: {HELD_OUT}",
         splits={
-            "train": list(
-                cap_documents((text for title, text in texts.items() if title != HELD_OUT), request.max_bytes)
-            ),
-            "valid": list(cap_documents([texts[HELD_OUT]], request.max_bytes)),
+            "train": list(cap_documents(training_novels().values(), request.max_bytes)),
+            "valid": list(cap_documents([novels()[HELD_OUT]], request.max_bytes)),
         },
         known_xz=XZ if request.max_bytes is None else None,
     )
