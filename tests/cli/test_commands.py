@@ -9,10 +9,12 @@ import sys
 import time
 
 import pytest
+import torch
 
 from thalweg.cli import COMMANDS, main, module_of
 from thalweg.errors import ExitCode
 from thalweg.studies import library
+from thalweg.training import load_decoder
 
 TINY = [
     "train",
@@ -248,6 +250,16 @@ def test_generate(capsys, tmp_path, monkeypatch):
     )
     assert main(["generate", "run", "--prompt", "", "--tokens", "8"]) == 2
     assert main(["generate", "run", "--prompt", "x", "--tokens", "100000"]) == 2
+    capsys.readouterr()
+
+    def diverged(*arguments):
+        model, about = load_decoder(*arguments)
+        torch.nn.init.constant_(model.embedding.weight, torch.nan)
+        return model, about
+
+    monkeypatch.setattr("thalweg.training.load_decoder", diverged)
+    assert main(["generate", "run", "--prompt", "It was", "--tokens", "8"]) == 2
+    assert "the logits at token 6 are not numbers" in capsys.readouterr().err
 
 
 def test_doctor(capsys):

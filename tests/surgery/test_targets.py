@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from thalweg import connections, mixers
 from thalweg.errors import CheckpointError, InputError, ProofError, UnknownNameError
 from thalweg.models import Decoder, DecoderConfig, ThalwegForCausalLM
+from thalweg.models.retained import count_updates, edit_state, edits_of
 from thalweg.surgery import convert, save
 from thalweg.surgery.proof import Case, largest
 from thalweg.surgery.target import RECIPES
@@ -270,3 +271,18 @@ def test_tokens_of_the_callers_own_are_compared():
     tokens = torch.randint(VOCAB, (3, 10), generator=torch.Generator().manual_seed(5))
     proof = convert(tiny("llama"), tokens=tokens).proof
     assert proof.tokens == 30 and proof.cut_by == "the caller" and proof.passed
+
+
+@pytest.mark.parametrize("name", ["additive", "mhc"])
+def test_a_schedule_goes_on_where_it_was(name):
+    sizes = {"vocab_size": VOCAB, "width": 16, "depth": 2, "heads": 2}
+    decoder = Decoder(DecoderConfig(**sizes, attention_edit="value:full:1..0.2@20", mlp_edit="residual:learned"))
+    count_updates(decoder, 15)
+    with torch.no_grad():
+        for edit in edits_of(decoder).values():
+            for parameter in edit.parameters():
+                parameter.fill_(-0.4)
+    model, proof = convert(decoder.eval(), name, length=LENGTH)
+    assert proof.passed
+    kept = edit_state(decoder)
+    assert kept and all(torch.equal(value, kept[key]) for key, value in edit_state(model.transformer).items())

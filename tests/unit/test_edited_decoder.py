@@ -14,7 +14,7 @@ from thalweg.data.task import Task, as_batch
 from thalweg.errors import InputError, UnknownNameError
 from thalweg.models import Decoder, DecoderCache, DecoderConfig, StreamTrace, ThalwegConfig, ThalwegForCausalLM
 from thalweg.models.along import edit_sites
-from thalweg.models.retained import edits_of
+from thalweg.models.retained import count_updates, edits_of
 from thalweg.records import RunFolder
 from thalweg.training import TrainConfig, load_decoder, train
 from thalweg.training.initial import load as load_initial
@@ -319,6 +319,27 @@ def test_a_schedule_begins_at_its_first_value():
         scale.count(updates)
         found.append(scale(torch.zeros(1)).item())
     assert found == [1.0, 0.875, 0.75, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_schedule_counts_in_float32_or_wider(dtype):
+    """float16 ends at 65,504, and bfloat16 cannot tell 1000 from 1002."""
+    scale = make(attention_edit="value:full:1..0@200000").sublayers[0].edit.parallel
+    for updates in (1000, 1002, 70_000, 140_000):
+        scale.count(updates)
+        assert scale(torch.zeros(1, dtype=dtype)).item() == pytest.approx(1 - updates / 200_000, abs=1e-7)
+
+
+def test_a_run_that_begins_from_a_scheduled_one_goes_on_from_its_scale(tmp_path):
+    edit = {"attention_edit": "value:full:1..0@20"}
+    model = ThalwegForCausalLM(ThalwegConfig.of(cfg(**edit)))
+    count_updates(model, 12)
+    model.save_pretrained(tmp_path / "model")
+    run(tmp_path / "run", init_from=str(tmp_path / "model"), depth=3, width=16, heads=4, kv_heads=2, **edit)
+    rows = RunFolder.open(tmp_path / "run").measures().where(measure="retained_scale")
+    found = {row.step: row.value for row in rows if row.layer == 0 and row.branch == "attention.parallel"}
+    assert {0: 0.4} | found == pytest.approx({0: 0.4, **{step: 1 - min(12 + step, 20) / 20 for step in found}})
+    assert max(found) == 8 and load_decoder(tmp_path / "run", "last")[0].sublayers[0].edit.parallel.updates.item() == 20
 
 
 def test_runs_of_scale_one_and_without_an_edit_are_the_same(tmp_path):

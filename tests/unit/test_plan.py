@@ -124,6 +124,25 @@ def test_check_of_a_plan_with_problems_ends_in_one_error_line(table, tmp_path, c
     assert re.fullmatch(r"error: the plan cannot be locked at scale smoke: [^\n]*'finale'\n", err)
 
 
+@pytest.mark.parametrize("verb", ["check", "lock"])
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('connection = "mgt"', 'connection = "mgtt"', "unknown connection 'mgtt'"),
+        ("[train]", '[train]\nattention_edit = "value:full:0,layers=9"', "layers are numbers from 0 to"),
+    ],
+)
+def test_an_arm_whose_model_cannot_be_made_is_named_before_the_study_runs(tmp_path, capsys, verb, old, new, says):
+    text = (resources.files("thalweg.studies") / "template.toml").read_text(encoding="utf-8")
+    path = tmp_path / "p.toml"
+    assert text.count(old) >= 1
+    path.write_text(text.replace("NAME", "p").replace(old, new))
+    assert main(["study", verb, str(path), "--scale", "smoke", "--quiet"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    assert line.startswith("error: arm ") and says in line
+    assert not (tmp_path / "records").exists() and not path.with_name("p.smoke.lock.json").exists()
+
+
 @pytest.mark.parametrize(
     ("key", "value"), [("arms", []), ("arms", {"mgt": 1}), ("power", 3), ("plan_hash", None), ("locked", {})]
 )

@@ -56,11 +56,17 @@ def test_scales_of_layers_and_heads():
 
 WRONG = {
     "values:full:0": "unknown space of an edit 'values'",
+    "value:full:1..0@999999999999999999999999": "parallel takes 1 to 1,000,000,000 updates",
+    f"value:full:1..0@{'9' * 40}": "parallel takes 1 to 1,000,000,000 updates",
+    "value:full:1e999..0@10": "parallel goes between finite numbers",
+    f"value:full:0,seed={'1' * 40}": "seed must lie between 0 and",
+    "value:full:0,seed=-1": "seed must lie between 0 and",
+    f"value:full:0,group=kv:{'1' * 40}": "group must be head, kv, kv:N or all",
     "value:0": "says full or exclude-self first",
     "value:full": "says one scale",
     "value:full:0:1": "says one scale",
     "value:full:much": "parallel must be a number, 'learned', a schedule",
-    "value:full:1..0@0": "parallel must be a number",
+    "value:full:1..0@0": "parallel takes 1 to 1,000,000,000 updates",
     "residual:inf": "a finite number",
     "residual:0,group=kv": "group belongs to edits of values",
     "residual:learned,per=head": "per belongs to edits of values",
@@ -70,7 +76,7 @@ WRONG = {
     "value:full:0,strength=2": "unknown option of an edit 'strength'",
     "value:full:0,detach=maybe": "detach needs a value",
     "value:full:0,group": "group needs a value",
-    "value:full:0,seed=x": "seed needs a whole number",
+    "value:full:0,seed=x": "seed must lie between 0 and",
     "value:full:0,layers=1,layers=2": "says layers twice",
     "value:full:0,control=random-direction,group=all": "leave perpendicular and group out",
 }

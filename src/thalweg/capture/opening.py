@@ -22,6 +22,7 @@ from thalweg.records.run import RunFolder
 Kind = Literal["decoder", "encoder", "masked-lm"]
 DTYPES = ("float32", "float64", "bfloat16", "float16", "auto")
 BACKENDS = ("eager", "sdpa")
+EDITED = "thalweg_edit"  # of a configuration: what thalweg.editing.attach made part of the model
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 READERS = {  # method of quantisation -> module and package by which transformers reads it
     "compressed-tensors": ("compressed_tensors", "compressed-tensors"),
@@ -65,6 +66,7 @@ def open_model(
     tokenizer: Any = None,
     check: Callable[[Any], None] | None = None,
     quantised: bool = False,
+    edited: Callable[[nn.Module, str], Any] | None = None,
 ) -> Opened:
     """Open a model for looking at it.
 
@@ -73,7 +75,8 @@ def open_model(
     (``eager``, ``sdpa``; None: what transformers takes). device_map: as in transformers, needs accelerate. trust_remote_code: run code
     that comes with the model; never without. tokenizer: an object, or where to take it from. check: called with the
     configuration before any weight is read; may raise. quantised: open packed weights too, where transformers and the package that they
-    need can.
+    need can. edited: told a model whose configuration names edits of its own, and where it lies, to attach them
+    (:func:`thalweg.editing.attach_from`); None refuses such a model, which would be another one without them.
 
     Weights come from safetensors or GGUF only. Weights that the model needs and the file has not are an error, but for a pooling layer,
     which no measurement reads. Raises: InputError, CheckpointError, OfflineError, MissingExtraError, each in one line.
@@ -94,7 +97,7 @@ def open_model(
     if isinstance(place, Path) and place.is_file():
         opened = _from_gguf(place, name, tokenizer, trust_remote_code, check, options)
     else:
-        opened = _from_safetensors(place, name, tokenizer, trust_remote_code, check, options, quantised)
+        opened = _from_safetensors(place, name, tokenizer, trust_remote_code, check, options, quantised, edited)
     if name in at_hand.MODELS:
         about = at_hand.MODELS[name]
         opened = replace(opened, notes=(f"{about.title}: {about.summary}", *opened.notes))
@@ -113,7 +116,14 @@ def _from_gguf(path: Any, name: str, tokenizer: Any, trust: bool, check: Any, op
 
 
 def _from_safetensors(
-    place: Any, name: str, tokenizer: Any, trust: bool, check: Any, options: dict[str, Any], quantised: bool
+    place: Any,
+    name: str,
+    tokenizer: Any,
+    trust: bool,
+    check: Any,
+    options: dict[str, Any],
+    quantised: bool,
+    edited: Any,
 ) -> Opened:
     hub = place.options if isinstance(place, OnHub) else {}
     notes = [place.note] if isinstance(place, OnHub) else []
@@ -122,6 +132,12 @@ def _from_safetensors(
     kind = kind_of(config, name)
     if check is not None:
         check(config)
+    own = getattr(config, EDITED, None)
+    if own and edited is None:
+        raise InputError(
+            f"{name} was saved with an edit of its own ({EDITED} of its configuration) and is another model without it; load it by "
+            "transformers, call thalweg.editing.attach_from and give the model"
+        )
     if isinstance(place, Path):
         _check_files(place)
     with readable(where, bars=isinstance(place, OnHub)):
@@ -141,6 +157,9 @@ def _from_safetensors(
         notes += [why] if why else []
     else:
         found = given_tokenizer(tokenizer, trust)
+    if own and edited is not None:
+        edited(model, where)
+        notes.append("edits of its own are on")
     return Opened(model, found, name, kind, (*notes, *_fit(info, name)))
 
 
@@ -347,7 +366,10 @@ def _check_files(folder: Path) -> None:
 
 
 def _fit(info: dict[str, Any], where: str) -> list[str]:
-    missing, spare = set(info.get("missing_keys") or ()), set(info.get("unexpected_keys") or ())
+    missing = set(info.get("missing_keys") or ())
+    spare = {
+        key for key in info.get("unexpected_keys") or () if f".{EDITED}." not in key
+    }  # attached, or refused before
     pooling = {key for key in missing if key.split(".")[0] == "pooler" or ".pooler." in key}
     check_fit({"missing_keys": missing - pooling, "mismatched_keys": info.get("mismatched_keys") or ()}, where)
     notes = (

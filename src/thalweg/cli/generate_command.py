@@ -73,6 +73,10 @@ def generate(run: str | Path, prompt: str, tokens: int, temperature: float, seed
     with torch.no_grad():
         for _ in range(tokens):
             logits = model(given, cache=cache, logits_to_keep=1).logits[0, -1].float()
+            if not logits.isfinite().all():
+                raise InputError(
+                    f"{run}: the logits at token {len(ids) + len(added)} are not numbers; its training diverged, or the weights were damaged"
+                )
             choice = (
                 logits.argmax()
                 if temperature < GREEDY

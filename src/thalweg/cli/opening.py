@@ -19,14 +19,17 @@ def open_any(
 ) -> Opened:
     """The model that ``where`` names. which: checkpoint, of a run (``best``, ``last``; None: ``default``). options: of ``open_model``.
 
-    A run is opened as it was trained (dtype and backend are its own), with the tokenizer of its task, one of ours.
+    A run is opened as it was trained (dtype and backend are its own), with the tokenizer of its task, one of ours. A model that was saved
+    with edits of its own has them on.
     Raises: InputError for ``which`` of a model that is no run; as ``open_model``.
     """
     hush_bars(quiet)
     if RunFolder.is_run(where):
         return open_run(where, which or default)
     check_which(where, which)
-    return open_model(where, **options)
+    from thalweg.editing import attach_from
+
+    return open_model(where, edited=attach_from, **options)
 
 
 def check_which(where: str, which: str | None) -> None:

@@ -129,7 +129,7 @@ def prefix_of(tokenizer: Any, bos: int | bool | None) -> int | None:
     if bos is None or bos is True:
         found = special(tokenizer, "bos", "eos") if bos is None else special(tokenizer, "bos")
         if found is None:
-            raise InputError("the tokenizer names no token to begin a text with; give bos=ID, or bos=False")
+            raise InputError("the tokenizer names no token to begin a text with; give bos=ID, or bos=False (--no-bos)")
         return found
     return int(bos)
 

@@ -17,7 +17,8 @@ LEARNED = "learned"
 Value = float | str | tuple[float, ...] | tuple[tuple[float, ...], ...]
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?"
 _SCHEDULE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})@(\d+)", re.IGNORECASE)
-_GROUP = re.compile(r"head|all|kv(:[1-9]\d*)?")
+_GROUP = re.compile(r"head|all|kv(:[1-9]\d{0,8})?")
+MOST = 10**9  # updates of a schedule, heads of a group: far beyond any, and exact as numbers
 SHAPE = "a number, 'learned', a schedule '1..0@1000', or one number per layer"
 HOW = "write value:full:0, value:exclude-self:0.5, residual:0 or residual:learned"
 SELF = {"full": False, "exclude-self": True}
@@ -202,8 +203,8 @@ def _option(name: str, value: str | None, text: str) -> Any:
     if name == "perpendicular":
         return _value(value, name)
     if name == "seed":
-        if not value.isdecimal():
-            raise InputError(f"{text!r}: seed needs a whole number, got {value!r}")
+        if not value.isdecimal() or len(value) > 10:
+            raise InputError(f"{text!r:.60}: seed must lie between 0 and 2**31 - 1, got {value!r:.30}")
         return int(value)
     return value.replace("+", ",") if name == "layers" else value.replace("-", "_") if name == "control" else value
 
@@ -220,8 +221,14 @@ def _value(text: str, name: str) -> Any:
 
 def _check(name: str, value: Any, *, of_values: bool) -> None:
     if isinstance(value, str):
-        if value != LEARNED and (not _SCHEDULE.fullmatch(value) or _schedule(value).updates < 1):
+        if value == LEARNED:
+            return
+        if not (found := _SCHEDULE.fullmatch(value)):
             raise InputError(f"{name} must be {SHAPE}, got {value!r}")
+        if not all(math.isfinite(float(end)) for end in found.groups()[:2]):
+            raise InputError(f"{name} goes between finite numbers, got {value!r}")
+        if len(found[3].lstrip("0")) > len(str(MOST)) or not 1 <= int(found[3]) <= MOST:
+            raise InputError(f"{name} takes 1 to {MOST:,} updates, got {value!r:.60}")
         return
     for entry in _entries(value):
         if isinstance(entry, tuple) and not of_values:

@@ -17,8 +17,8 @@ from thalweg.ops.value_edit import value_coefficient, value_edit
 class RetainedScale(nn.Module):
     """One retained scale: a number, one for each head, 1 plus a parameter that starts at 0, or what a schedule says.
 
-    ``updates`` counts the updates of the weights so far where there is a schedule; it is saved with the weights, so that a resumed run and
-    a loaded model have the scale that was reached.
+    ``updates`` counts the updates of the weights so far where there is a schedule; it is saved with the weights, so that a resumed run, a
+    loaded model and a run that begins from one go on from the scale that was reached.
     """
 
     updates: Tensor
@@ -37,7 +37,10 @@ class RetainedScale(nn.Module):
             return 1 + wide(self.offset)
         if self.schedule is not None:
             first, last, updates = self.schedule.first, self.schedule.last, self.schedule.updates
-            return first + (last - first) * (wide(self.updates.to(like.dtype)) / updates).clamp(max=1.0)
+            done = self.updates.to(
+                torch.float64 if like.dtype == torch.float64 else torch.float32
+            )  # 16 bits cannot count
+            return first + (last - first) * (done / updates).clamp(max=1.0)
         assert self.fixed is not None  # one of the three
         if isinstance(self.fixed, float):
             return self.fixed
@@ -138,6 +141,16 @@ def take_weights(decoder: nn.Module, source: nn.Module) -> None:
 
 def count_updates(model: nn.Module, updates: int) -> None:
     """Tell every schedule of a model how many updates of the weights are done."""
-    for module in model.modules():
-        if isinstance(module, RetainedScale):
-            module.count(updates)
+    for scale in scheduled(model):
+        scale.count(updates)
+
+
+def count_one_update(model: nn.Module) -> None:
+    """Tell every schedule of a model that one more update of the weights is done."""
+    for scale in scheduled(model):
+        scale.updates += 1
+
+
+def scheduled(model: nn.Module) -> list[RetainedScale]:
+    """The scales of a model that follow a schedule."""
+    return [module for module in model.modules() if isinstance(module, RetainedScale) and module.schedule is not None]

@@ -37,8 +37,12 @@ def lock(study: "AnyStudy") -> "Lock":
     """Check a study and lock it. Raises: InputError if it cannot decide, or if another version is locked."""
     from thalweg.studies import locking as locks
     from thalweg.studies.check import check
+    from thalweg.studies.resolve import require_models
+    from thalweg.studies.runner import Study
 
     checked = check(study.plan, study.scale_name).require()
+    if isinstance(study, Study):
+        require_models(study.arms)
     return locks.write(
         study.path, study.scale_name, study.lock_tables(), {p.hypothesis: p.result.power for p in checked.powers}
     )

@@ -1,13 +1,17 @@
 """From a plan to the exact training configuration of every arm; sizes are matched here, by the package."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
 
 from thalweg import config
-from thalweg.errors import InputError
+from thalweg.errors import InputError, MissingExtraError, OfflineError
 from thalweg.studies.plan import Arm, Plan, digest
 from thalweg.training.config import TrainConfig, from_table
+
+if TYPE_CHECKING:
+    from thalweg.models import DecoderConfig
 
 # Fields that change neither the numbers nor the data of a run.
 FREE = ("device", "parallel", "save_every")
@@ -29,10 +33,48 @@ def resolve(plan: Plan, scale: str, vocab_size: Callable[[TrainConfig], int]) ->
         if match is not None:
             target = match.parameters or match.flops
             base = found[target] if target in found else _single(plan, scale, str(target), plan.arms[str(target)])
-            found[name] = _matched(
-                found[name], base, "parameters" if match.parameters else "flops", match.by, vocab_size
-            )
+            vocab = vocab_size(base)
+            with _of_arm(name):
+                mine = found[name].decoder(vocab)
+            with _of_arm(str(target)):
+                theirs = base.decoder(vocab)
+            with _of_arm(name):
+                found[name] = _matched(
+                    found[name], mine, theirs, "parameters" if match.parameters else "flops", match.by
+                )
     return found
+
+
+def require_models(arms: Mapping[str, TrainConfig]) -> None:
+    """That the model of every arm can be made, so that a study does not end at the arm that cannot. Raises: InputError naming the arm.
+
+    An arm whose data come from a hub that cannot be reached here is left out: it may be run elsewhere.
+    """
+    import torch
+
+    from thalweg.models.making import make
+    from thalweg.training.tasks import load_task
+
+    tasks: dict[tuple[Any, ...], Any] = {}
+    for name, run in arms.items():
+        key = (run.data, run.tokenizer, run.vocab_size, run.objective)
+        try:
+            if key not in tasks:
+                with _of_arm(name):
+                    tasks[key] = load_task(run)
+        except (OfflineError, MissingExtraError):
+            continue
+        with _of_arm(name), torch.device("meta"):
+            make(run.network(tasks[key]))
+
+
+@contextmanager
+def _of_arm(name: str) -> Iterator[None]:
+    """Errors name the arm."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"arm {name}: {error}") from error
 
 
 def _single(plan: Plan, scale: str, name: str, arm: Arm) -> TrainConfig:
@@ -42,26 +84,19 @@ def _single(plan: Plan, scale: str, name: str, arm: Arm) -> TrainConfig:
             raise InputError(
                 f"arm {name}: {key} does not belong into a training table of a plan; arms and seeds say it"
             )
-    try:
+    with _of_arm(name):
         return from_table({**table, "connection": arm.connection, "connection_options": arm.options})
-    except InputError as error:
-        raise InputError(f"arm {name}: {error}") from error
 
 
 def _matched(
-    own: TrainConfig,
-    target: TrainConfig,
-    what: str,
-    by: Literal["ffn_width", "width"],
-    vocab_size: Callable[[TrainConfig], int],
+    own: TrainConfig, mine: "DecoderConfig", theirs: "DecoderConfig", what: str, by: Literal["ffn_width", "width"]
 ) -> TrainConfig:
     from thalweg.models.matching import match_flops, match_parameters
 
-    vocab, length = vocab_size(target), own.sequence_length
-    mine, theirs = own.decoder(vocab), target.decoder(vocab)
-    same_size = what == "parameters"
     made = (
-        match_parameters(mine, theirs, adjust=by) if same_size else match_flops(mine, theirs, length=length, adjust=by)
+        match_parameters(mine, theirs, adjust=by)
+        if what == "parameters"
+        else match_flops(mine, theirs, length=own.sequence_length, adjust=by)
     )
     return dataclasses.replace(own, width=made.width, heads=made.heads, ffn_width=made.ffn_width)
 

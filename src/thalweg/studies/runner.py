@@ -16,7 +16,7 @@ from thalweg.interrupts import terminated_as_interrupt
 from thalweg.records.run import RunFolder
 from thalweg.studies import locking as locks
 from thalweg.studies.plan import Plan, load
-from thalweg.studies.resolve import conflicts, fingerprint, resolve, tables
+from thalweg.studies.resolve import conflicts, fingerprint, require_models, resolve, tables
 from thalweg.studies.store import RunRecord, Store
 from thalweg.studies.tuning import Tuning, search
 from thalweg.training.config import TrainConfig
@@ -150,6 +150,7 @@ def run(study: Study, *, jobs: int = 1, say: Say = lambda line: None, limit: int
     Raises: InputError if the plan is not locked or was changed; Interrupted after Ctrl-C.
     """
     locks.require(study)
+    require_models(study.arms)
     if jobs < 1:
         raise InputError(f"jobs must be at least 1, got {jobs}")
     done = 0

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from thalweg.capture.opening import open_model
+from thalweg.capture.opening import EDITED, open_model
 from thalweg.errors import InputError
 from thalweg.models import Decoder
 from thalweg.models.hf_base import ThalwegPreTrainedModel
@@ -64,6 +64,7 @@ def open_source(model: Any, *, tokenizer: Any = None, dtype: torch.dtype = torch
             f"the model must be a decoder of transformers, a model of thalweg, a folder or a name on a hub, got {type(model).__name__}"
         )
     families.of(getattr(config, "model_type", None))
+    _refuse_edited(config)
     name = getattr(config, "name_or_path", "") or type(model).__name__
     return Source(model, name, config.model_type, tokenizer)
 
@@ -72,12 +73,21 @@ def _load(where: str, tokenizer: Any, dtype: torch.dtype) -> Source:
     def check(config: Any) -> None:
         if getattr(config, "model_type", None) not in OURS:
             families.of(getattr(config, "model_type", None))
+        _refuse_edited(config)
 
     opened = open_model(where, dtype=dtype, tokenizer=tokenizer, check=check)
     kind = str(getattr(opened.model.config, "model_type", None))
     if kind not in OURS:
         renew_angles(opened.model, dtype)
     return Source(opened.model, opened.name, FAMILY if kind in OURS else kind, opened.tokenizer)
+
+
+def _refuse_edited(config: Any) -> None:
+    if entry := getattr(config, EDITED, None):
+        raise InputError(
+            f"the model has an edit of its own ({', '.join(entry) if isinstance(entry, dict) else entry!r}, under {EDITED} of its "
+            "configuration), which a conversion does not carry over; detach what attach or attach_from gave, and convert the model then"
+        )
 
 
 def as_ours(source: Source, dtype: torch.dtype) -> tuple[nn.Module, Transformer]:

@@ -16,7 +16,7 @@ from thalweg.geometry.routing import max_over_mean
 from thalweg.models.balancing import Balancer
 from thalweg.models.decoder import Decoder
 from thalweg.models.making import KINDS, make
-from thalweg.models.retained import count_updates
+from thalweg.models.retained import count_one_update
 from thalweg.models.sublayers.prototypes import dictionary_loss
 from thalweg.models.trace import StreamTrace
 from thalweg.models.transformer import Transformer
@@ -151,7 +151,7 @@ class Engine:
         """Apply the gradients, then even out the load of experts, and let the schedules of edits take a step."""
         self.optimizers.step(self.learning_rate(step))
         self.balancer.step()
-        count_updates(self.model, step)
+        count_one_update(self.model)
 
     def evaluate(self) -> dict[str, float]:
         """Held-out metrics; every rank gets the same."""
