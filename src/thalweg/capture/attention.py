@@ -102,9 +102,6 @@ def _slotted(module: nn.Module, on_attention: OnAttention) -> Iterator[None]:
 
 @contextmanager
 def _wrapping(model: nn.Module, on_attention: OnAttention, check: bool) -> Iterator[str]:
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
-    from transformers.modeling_utils import AttentionInterface
-
     with _LOCK:
         shell, backend = _shell(model), backend_of(model)
         if backend not in WRAPPED:
@@ -121,44 +118,10 @@ def _wrapping(model: nn.Module, on_attention: OnAttention, check: bool) -> Itera
         name = f"{PREFIX}{next(_numbers)}"
         tap = _Tap(name, [(config, config._attn_implementation_internal) for config in _configs(shell)])
 
-        def tapped(module, query, key, value, attention_mask, *args, **kwargs):
-            function = _function(current, module)
-            output, weights = function(module, query, key, value, attention_mask, *args, **kwargs)
-            tap.called = True
-            if not tap.heard or getattr(module, "is_cross_attention", False):
-                return output, weights
-            if kwargs.get("position_bias") is not None:
-                raise InputError(
-                    "this attention adds a position bias that the tap does not know; edit its residual stream instead"
-                )
-            causal = _causal(backend, module, query, attention_mask, kwargs)
-
-            def again(mask: Tensor, key: Tensor = key, value: Tensor = value) -> Tensor:
-                return function(module, query, key, value, mask, *args, **kwargs)[0]
-
-            call = AttentionCall(
-                module,
-                query,
-                key,
-                value,
-                attention_mask,
-                kwargs.get("scaling"),
-                kwargs.get("softcap"),
-                _sinks(module, kwargs),
-                output,
-                again,
-                causal,
-                kwargs.get("dropout") or 0.0,
-            )
-            changed = on_attention(call)
-            return output if changed is None else changed, weights
-
         expected = _outputs(shell) if check and backend not in _proven.get(shell, ()) else None
         _stacks.setdefault(shell, []).append(tap)
-        _wrapped[name] = current
         try:
-            AttentionInterface.register(name, tapped)
-            AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[current])
+            _register(tap, current, backend, on_attention)
             _set(shell, name, current)
             if expected is not None:
                 _prove(shell, backend, expected, tap)
@@ -171,6 +134,22 @@ def _wrapping(model: nn.Module, on_attention: OnAttention, check: bool) -> Itera
     finally:
         with _LOCK:
             _leave(shell, tap)
+
+
+@contextmanager
+def standing_tap(backend: str, on_attention: OnAttention) -> Iterator[str]:
+    """A tap of no model, for the configurations that take the name it gives: as :func:`attention_tap`, but nothing is checked.
+
+    backend: ``eager`` or ``sdpa``, which it wraps.
+    """
+    tap = _Tap(f"{PREFIX}{next(_numbers)}", [], heard=True)
+    with _LOCK:
+        _register(tap, backend, backend, on_attention)
+    try:
+        yield tap.name
+    finally:
+        with _LOCK:
+            _unregister(tap)
 
 
 @dataclass
@@ -188,20 +167,66 @@ _stacks: "weakref.WeakKeyDictionary[nn.Module, list[_Tap]]" = weakref.WeakKeyDic
 _LOCK = threading.RLock()  # entering and leaving, by any thread
 
 
-def _leave(shell: Any, tap: _Tap) -> None:
-    """End a tap. One that others were put over since is passed through, and goes when they have gone."""
+def _register(tap: _Tap, current: str, backend: str, on_attention: OnAttention) -> None:
+    """Make the name of a tap known to transformers, as attention and as mask. current: the name that it wraps."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+    from transformers.modeling_utils import AttentionInterface
+
+    def tapped(module, query, key, value, attention_mask, *args, **kwargs):
+        function = _function(current, module)
+        output, weights = function(module, query, key, value, attention_mask, *args, **kwargs)
+        tap.called = True
+        if not tap.heard or getattr(module, "is_cross_attention", False):
+            return output, weights
+        if kwargs.get("position_bias") is not None:
+            raise InputError(
+                "this attention adds a position bias that the tap does not know; edit its residual stream instead"
+            )
+        causal = _causal(backend, module, query, attention_mask, kwargs)
+
+        def again(mask: Tensor, key: Tensor = key, value: Tensor = value) -> Tensor:
+            return function(module, query, key, value, mask, *args, **kwargs)[0]
+
+        call = AttentionCall(
+            module,
+            query,
+            key,
+            value,
+            attention_mask,
+            kwargs.get("scaling"),
+            kwargs.get("softcap"),
+            _sinks(module, kwargs),
+            output,
+            again,
+            causal,
+            kwargs.get("dropout") or 0.0,
+        )
+        changed = on_attention(call)
+        return output if changed is None else changed, weights
+
+    _wrapped[tap.name] = current
+    AttentionInterface.register(tap.name, tapped)
+    AttentionMaskInterface.register(tap.name, ALL_MASK_ATTENTION_FUNCTIONS[current])
+
+
+def _unregister(tap: _Tap) -> None:
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
 
+    AttentionInterface._global_mapping.pop(tap.name, None)
+    AttentionMaskInterface._global_mapping.pop(tap.name, None)
+    _wrapped.pop(tap.name, None)
+
+
+def _leave(shell: Any, tap: _Tap) -> None:
+    """End a tap. One that others were put over since is passed through, and goes when they have gone."""
     tap.heard, tap.ended = False, True
     stack = _stacks.get(shell, [tap])  # of a model that is gone with its tap still on it, nothing is known any more
     while stack and stack[-1].ended:
         top = stack.pop()
         for config, name in top.before:
             config._attn_implementation_internal = name
-        AttentionInterface._global_mapping.pop(top.name, None)
-        AttentionMaskInterface._global_mapping.pop(top.name, None)
-        _wrapped.pop(top.name, None)
+        _unregister(top)
 
 
 def _shell(model: nn.Module) -> Any:

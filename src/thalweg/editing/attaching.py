@@ -5,8 +5,7 @@ trainer.train()
 model = AutoModelForCausalLM.from_pretrained(folder); editing.attach_from(model)
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,21 +14,17 @@ from torch import Tensor, nn
 
 from thalweg import config
 from thalweg.capture import Located, Point, SitePlace, locate
-from thalweg.capture.attention import SLOT, attention_tap, refuse_compiled
-from thalweg.capture.attention_call import AttentionCall
-from thalweg.capture.layout import Heads
-from thalweg.capture.watching import given, item_of
-from thalweg.editing.hooks import with_input, with_output
+from thalweg.capture.attention import PREFIX, SLOT, attention_tap, refuse_compiled
+from thalweg.editing import standing, stored
+from thalweg.editing.hooks import Turning
 from thalweg.editing.options import EditOptions, site_of
 from thalweg.editing.places import chosen, counts, reference_of
-from thalweg.editing.stored import stored_tensors
+from thalweg.editing.stored import ENTRY, SPACES
 from thalweg.errors import InputError
 from thalweg.models.edits import UpdateEdit
-from thalweg.models.retained import Edit, count_updates, edit_at
+from thalweg.models.retained import Edit, count_one_update, count_updates, edit_at
 
-ENTRY = "thalweg_edit"  # of the configuration, and the name of the module in every edited layer
-OWN, HELD = "_thalweg_own_edit", "_thalweg_attached"  # attributes of an attention, of the model
-SPACES = {"value": "value", "attention": "residual", "mlp": "residual"}
+HELD = "_thalweg_attached"  # attribute of the model: its edits by site
 
 
 @dataclass
@@ -42,7 +37,7 @@ class Attached:
     layers: tuple[int, ...]
     places: tuple[str, ...]
     modules: tuple[Edit, ...] = field(repr=False)
-    _undo: ExitStack = field(repr=False)
+    _handles: list[Any] = field(repr=False, default_factory=list)  # of hooks; a copy of the model gets those of its own
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The learned scales (as offsets from 1), for a group of the optimiser without weight decay."""
@@ -67,20 +62,32 @@ class Attached:
             count_updates(module, updates)
 
     def callback(self) -> Any:
-        """The same for a ``Trainer``: a TrainerCallback that counts."""
+        """The same for a ``Trainer``: a TrainerCallback that counts on from what the model has, also after it was loaded."""
         from transformers.trainer_callback import TrainerCallback
 
         attached = self
 
         class Counting(TrainerCallback):
             def on_step_end(self, args, state, control, **kwargs):
-                attached.count_updates(state.global_step)
+                for module in attached.modules:
+                    count_one_update(module)
 
         return Counting()
 
     def detach(self) -> None:
-        """Take the edit away: hooks, modules and the entry of the configuration."""
-        self._undo.close()
+        """Take the edit away: hooks, modules and the entry of the configuration. Nothing where that was done."""
+        if _attached(self.model).get(self.site) is not self:
+            return
+        vars(self.model)[HELD].pop(self.site)
+        for handle in self._handles:
+            handle.remove()
+        for block, scales in _scales(self.model, self.site):
+            scales.pop(_key(self.site))
+            if not len(scales):
+                delattr(block, ENTRY)
+        if self.site == "value":
+            standing.leave(self.model)
+        stored.strike(self.model, self.site)
 
 
 def attach(
@@ -94,70 +101,130 @@ def attach(
     The same operation as ``attention_edit`` and ``mlp_edit`` of our decoders: gradients pass through update and reference (``detach=True``:
     not the latter). site: ``value``, ``attention`` or ``mlp``, as of :func:`thalweg.editing.edit`. edit: as text; or the fields of
     :class:`thalweg.models.edits.UpdateEdit` as keywords. Unlike there, an edit of values takes all that a token reads unless
-    ``exclude_self`` is set. Learned scales are parameters named ``...thalweg_edit.SITE.parallel.offset`` in every edited layer: attach
-    before the optimiser is made, and give them no weight decay. The configuration says it under ``thalweg_edit``, which is saved with
-    the model; after loading call :func:`attach_from`. Every pass of the model is edited, padded tokens too (nobody reads them).
-    map: how the layers are spelled (:func:`thalweg.capture.locate`).
+    ``exclude_self`` is set. Learned scales are parameters named ``...thalweg_edit.SITE_bias.parallel.offset`` in every edited layer (of a
+    bias, ``Trainer`` knows that it does not decay): attach before the optimiser is made, and give them no weight decay. They stay in
+    float32 in a model of 16 bits. The configuration says it under ``thalweg_edit``, which is saved with the model (from the first edit on
+    the model has a configuration of its own); after loading call :func:`attach_from`. Every pass of the model is edited, padded tokens too
+    (nobody reads them). map: how the layers are spelled (:func:`thalweg.capture.locate`).
     Raises: InputError, UnknownNameError for what the model cannot have; with ``exclude_self`` also what
     :func:`thalweg.capture.attention_tap` raises.
     """
+    owner = _owner(model)
     site, edit = _asked(edit, site, values)
-    if any(SLOT in vars(module) for module in model.modules()):
-        name = "mlp_edit" if site == "mlp" else "attention_edit"
-        raise InputError(f"a model of thalweg has edits of its own: make it with {name}={edit.describe()!r}")
-    refuse_compiled(model)
-    if site in _entry(model):
-        raise InputError(f"this model has an edit of {site} already; detach it first")
-    located = locate(model, map)
-    places = chosen(located, _options(site, edit))
-    edit.chosen(located.depth)
-    made = {place: _made(located, place, edit) for place in places}
-    kept = {place: module for place, module in made.items() if module is not None}
-    with ExitStack() as stack:
-        for place, module in kept.items():
-            _add(stack, located.module(place.block), site, module)
-        if edit.space == "residual":
-            for place, module in kept.items():
-                _along(stack, located, place, module)
-        elif edit.exclude_self or any(place.heads is None for place in kept):
-            _by_tap(stack, located, kept)
-        else:
-            for place, module in kept.items():
-                _by_hooks(stack, located, place, module)
-        _enter(stack, model, site, edit)
-        held = model.__dict__.setdefault(HELD, {})
-        stack.callback(held.pop, site)
-        undo = stack.pop_all()
-        held[site] = _Held(undo)
-    layers = tuple(sorted({place.layer for place in kept}))
-    return Attached(model, site, edit, layers, tuple(p.name for p in kept), tuple(kept.values()), undo)
+    if site in stored.named(owner) and site not in _attached(model) and not _scales(owner, site):
+        raise InputError(
+            f"the configuration of this model names an edit of {site} that it was saved with; attach that by editing.attach_from(model), or "
+            f"delete config.{ENTRY} for a model without it"
+        )
+    return _attach(owner, site, edit, map)
 
 
 def attach_from(model: nn.Module, folder: str | None = None, *, map: Any = None) -> list[Attached]:
     """Attach the edits that the configuration of a loaded model names, with the scales that were learned.
 
-    folder: where the weights lie (None: where the model says that it came from). Raises: InputError for a model whose configuration names
-    none; CheckpointError where learned scales are not among the weights.
+    An edit that the model has already (the call is made twice; a copy of an edited model) stays as it is, with its scales of now, and what
+    :func:`attach` gave is given again. folder: where the weights lie (None: where the model says that it came from).
+    Raises: InputError for a model whose configuration names none; CheckpointError for an entry that is none, and where learned scales are
+    not among the weights or do not fit.
     """
-    entry = dict(_entry(model))
-    if not entry:
+    owner = _owner(model)
+    edits, found = stored.named(owner), _attached(model)
+    if not edits and not found:
         raise InputError(f"the configuration of this model has no {ENTRY}; attach an edit by editing.attach")
-    getattr(model, "config").__dict__.pop(ENTRY)  # noqa: B009  # any model; attach writes it anew
-    found = []
+    new: list[Attached] = []
+    entry = getattr(getattr(owner, "config", None), ENTRY, None)
     try:
-        for site, table in entry.items():
-            found.append(attach(model, config.build(UpdateEdit, table, f"{ENTRY}.{site}"), site=site, map=map))
-        if wanted := _state(model):
-            stored = stored_tensors(folder or getattr(model, "name_or_path", ""), list(wanted))
+        for site, edit in edits.items():
+            if site not in found:
+                new.append(_attach(owner, *_asked(edit, site, {}), map))
+        if wanted := _state(owner, new):
+            tensors = stored.stored_tensors(folder or getattr(owner, "name_or_path", ""), wanted)
             with torch.no_grad():
-                for name, value in wanted.items():
-                    value.copy_(stored[name])
+                for name, tensor in wanted.items():
+                    tensor.copy_(tensors[name])
     except BaseException:
-        for attached in found:
+        for attached in new:
             attached.detach()
-        setattr(getattr(model, "config"), ENTRY, entry)  # noqa: B009
+        setattr(getattr(owner, "config"), ENTRY, entry)  # noqa: B009  # it named the edit that failed
         raise
-    return found
+    return list(_attached(model).values())
+
+
+def _attach(model: nn.Module, site: str, edit: UpdateEdit, map: Any) -> Attached:
+    _check(model, site, edit)
+    located = locate(model, map)
+    places = chosen(located, _options(site, edit))
+    edit.chosen(located.depth)
+    made = {place: _made(located, place, edit) for place in places}
+    kept = {place: module for place, module in made.items() if module is not None}
+    tapped = edit.space == "value" and (edit.exclude_self or any(place.heads is None for place in kept))
+    if tapped and kept:
+        with attention_tap(model, lambda call: None):
+            pass  # it proves that this attention can be tapped
+    if not _attached(model):
+        stored.own_configuration(model)
+    layers = tuple(sorted({place.layer for place in kept}))
+    attached = Attached(model, site, edit, layers, tuple(p.name for p in kept), tuple(kept.values()))
+    vars(model).setdefault(HELD, {})[site] = attached
+    try:
+        stored.enter(model, site, edit)
+        for place, module in kept.items():
+            _add(located.module(place.block), site, module)
+        if tapped and kept:
+            attached._handles += standing.stand(model, kept, located)
+        else:
+            for place, module in kept.items():
+                attached._handles += (_along if edit.space == "residual" else _by_hooks)(located, place, module)
+    except BaseException:
+        attached.detach()
+        raise
+    return attached
+
+
+def _owner(model: Any) -> nn.Module:
+    """Who has the configuration, is saved, and holds the edits: the outermost model of transformers in ``model``, else ``model``."""
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"edits are attached to a model, a torch module, got {type(model).__name__}; load it first, as by "
+            "AutoModelForCausalLM.from_pretrained"
+        )
+    from transformers.modeling_utils import PreTrainedModel
+
+    return next((module for module in model.modules() if isinstance(module, PreTrainedModel)), model)
+
+
+def _attached(model: nn.Module) -> dict[str, Attached]:
+    """The edits that a model, or a part of it, has by site."""
+    return {site: one for module in model.modules() for site, one in vars(module).get(HELD, {}).items()}
+
+
+def _scales(model: nn.Module, site: str) -> "list[tuple[nn.Module, Scales]]":
+    """The layers that have scales of an edit, with what holds them."""
+    found = [(block, getattr(block, ENTRY, None)) for block in model.modules()]
+    return [(block, held) for block, held in found if isinstance(held, Scales) and _key(site) in held]
+
+
+def _check(model: nn.Module, site: str, edit: UpdateEdit) -> None:
+    """Raises: InputError for a model that cannot have the edit."""
+    if any(SLOT in vars(module) for module in model.modules()):
+        name = "mlp_edit" if site == "mlp" else "attention_edit"
+        raise InputError(f"a model of thalweg has edits of its own: make it with {name}={edit.describe()!r}")
+    refuse_compiled(model)
+    if site in _attached(model) or _scales(model, site):
+        raise InputError(
+            f"this model has an edit of {site} already; detach it first (editing.attach_from gives what attach gave)"
+        )
+    held = getattr(model, "config", None)
+    if getattr(held, "is_encoder_decoder", False) and any(
+        name.endswith("decoder") for name, _ in model.named_modules()
+    ):
+        raise InputError(
+            f"{type(model).__name__} is an encoder with a decoder, and edits are attached to either kind alone; give a decoder "
+            "(AutoModelForCausalLM) or an encoder (AutoModel, AutoModelForMaskedLM)"
+        )
+    attention = getattr(held, "_attn_implementation", None)
+    if not isinstance(attention, standing.Standing) and str(attention).startswith(PREFIX):
+        raise InputError("this model is watched or edited in a block at the moment; attach edits outside of it")
 
 
 def _asked(edit: UpdateEdit | str | None, site: str | None, values: Mapping[str, Any]) -> tuple[str, UpdateEdit]:
@@ -198,128 +265,56 @@ def _made(located: Located, place: SitePlace, edit: UpdateEdit) -> Edit | None:
     )
 
 
-def _add(stack: ExitStack, block: nn.Module, site: str, module: Edit) -> None:
+def _key(site: str) -> str:
+    """Name of an edit in its layer. Trainers give no weight decay to what has "bias" in its name, and an offset from 1 is one."""
+    return f"{site}_bias"
+
+
+class Scales(nn.ModuleDict):
+    """The edits of a layer. In a model that is cast to 16 bits they stay in float32: an update would be lost in their rounding."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        def wide(tensor: Tensor) -> Tensor:
+            new = fn(tensor)
+            narrow = new.is_floating_point() and new.dtype.itemsize < torch.float32.itemsize
+            return tensor.to(new.device, torch.float32) if narrow else new
+
+        return super()._apply(wide, recurse)
+
+
+def _add(block: nn.Module, site: str, module: Edit) -> None:
     """Let a layer own the scales, so that they are trained, moved and saved with it."""
     if not hasattr(block, ENTRY):
-        block.add_module(ENTRY, nn.ModuleDict())
+        block.add_module(ENTRY, Scales())
     held: Any = getattr(block, ENTRY)
-    held[site] = module
-
-    def remove() -> None:
-        del held[site]
-        if not len(held):
-            delattr(block, ENTRY)
-
-    stack.callback(remove)
+    held[_key(site)] = module
 
 
-class _Turning:
-    """What is seen at one module until it is used at another. An object, not a closure: a copy of the model gets a copy of its own."""
-
-    def __init__(self, edit: Edit, name: str, item: int = 0, heads: Heads | None = None):
-        self.edit, self.name, self.item, self.heads = edit, name, item, heads
-        self.seen: Tensor | None = None
-
-    def see_input(self, _: nn.Module, args: Any, kwargs: Any) -> None:
-        self.seen = given(args, kwargs)
-
-    def see_output(self, _: nn.Module, args: Any, output: Any) -> None:
-        self.seen = item_of(output, self.item)
-
-    def take(self, near: Tensor) -> Tensor:
-        """What was seen, once: nothing of a pass is kept after it."""
-        seen, self.seen = self.seen, None
-        if seen is None or seen.shape[:2] != near.shape[:2]:
-            raise InputError(
-                f"what {self.name} is edited along was not seen before it; the model runs its layers in another way"
-            )
-        return seen.to(near.device)
-
-    def turn_output(self, _: nn.Module, args: Any, output: Any) -> Any:
-        """An update of the stream."""
-        update = item_of(output, 0)
-        return with_output(output, self.edit.along(update, self.take(update)))
-
-    def turn_input(self, _: nn.Module, args: Any, kwargs: Any) -> Any:
-        """What the heads read, on its way into the output projection."""
-        assert self.heads is not None  # of edits of values
-        flat = given(args, kwargs)
-        o = self.edit(self.heads.outputs(flat), self.heads.values(self.take(flat)))
-        return with_input(args, kwargs, self.heads.flat(o))
+def _along(located: Located, place: SitePlace, module: Edit) -> list[Any]:
+    turning = Turning(module, place.name)
+    return [
+        turning.see(located, reference_of(located, place)),
+        located.module(place.update).register_forward_hook(turning.turn_output),
+    ]
 
 
-def _see(stack: ExitStack, located: Located, point: Point, turning: _Turning) -> None:
-    module = located.module(point.module)
-    if point.side == "input":
-        handle = module.register_forward_pre_hook(turning.see_input, with_kwargs=True)
-    else:
-        turning.item = point.item
-        handle = module.register_forward_hook(turning.see_output)
-    stack.callback(handle.remove)
-
-
-def _along(stack: ExitStack, located: Located, place: SitePlace, module: Edit) -> None:
-    turning = _Turning(module, place.name)
-    _see(stack, located, reference_of(located, place), turning)
-    stack.callback(located.module(place.update).register_forward_hook(turning.turn_output).remove)
-
-
-def _by_hooks(stack: ExitStack, located: Located, place: SitePlace, module: Edit) -> None:
+def _by_hooks(located: Located, place: SitePlace, module: Edit) -> list[Any]:
     assert place.heads is not None  # the tap is taken otherwise
-    turning = _Turning(module, place.name, heads=place.heads)
-    _see(stack, located, Point(place.heads.value, "output"), turning)
+    turning = Turning(module, place.name, place.heads)
     output = located.module(place.heads.output)
-    stack.callback(output.register_forward_pre_hook(turning.turn_input, with_kwargs=True).remove)
+    return [
+        turning.see(located, Point(place.heads.value, "output")),
+        output.register_forward_pre_hook(turning.turn_input, with_kwargs=True),
+    ]
 
 
-def _by_tap(stack: ExitStack, located: Located, kept: Mapping[SitePlace, Edit]) -> None:
-    """Modules find their edit themselves, so that those of a copy find the copied one; beside the children, which would save it twice."""
-    for place, module in kept.items():
-        for part in located.module(place.sublayer).modules():
-            part.__dict__[OWN] = module
-            stack.callback(part.__dict__.pop, OWN, None)
-
-    def on_attention(call: AttentionCall) -> Tensor | None:
-        module = call.module.__dict__.get(OWN)
-        if module is None:
-            return None
-        return module(call.output, call.own_values(), call.own() if module.exclude_self else None)
-
-    stack.enter_context(attention_tap(located.model, on_attention))
-
-
-class _Held:
-    """What undoes an edit, kept by the model: a tap ends when nobody holds it. A copy of the model has nothing to undo."""
-
-    def __init__(self, undo: ExitStack | None):
-        self.undo = undo
-
-    def __reduce__(self) -> Any:
-        return _Held, (None,)
-
-
-def _entry(model: nn.Module) -> Mapping[str, Any]:
-    return getattr(getattr(model, "config", None), ENTRY, None) or {}
-
-
-def _enter(stack: ExitStack, model: nn.Module, site: str, edit: UpdateEdit) -> None:
-    """Write the edit into the configuration, where the model has one."""
-    held: Any = getattr(model, "config", None)
-    if held is None:
-        return
-    setattr(held, ENTRY, {**_entry(model), site: config.to_plain(edit)})
-
-    def remove() -> None:
-        left = {name: table for name, table in _entry(model).items() if name != site}
-        setattr(held, ENTRY, left) if left else held.__dict__.pop(ENTRY, None)
-
-    stack.callback(remove)
-
-
-def _state(model: nn.Module) -> dict[str, Tensor]:
-    """Learned scales and counts of updates by their names in the model; random directions are drawn anew."""
+def _state(model: nn.Module, attached: list[Attached]) -> dict[str, Tensor]:
+    """Learned scales and counts of updates of some edits by their names in the model; random directions are drawn anew."""
+    kept = {id(module) for one in attached for module in one.modules}
     return {
-        name: value
-        for name, value in model.state_dict(keep_vars=True).items()
-        if f".{ENTRY}." in f".{name}" and not name.endswith(".direction")
+        f"{name}.{part}": tensor
+        for name, module in model.named_modules()
+        if id(module) in kept
+        for part, tensor in module.state_dict(keep_vars=True).items()
+        if part != "direction"
     }

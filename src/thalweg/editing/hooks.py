@@ -7,8 +7,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from thalweg.capture import Located, Point, SitePlace
+from thalweg.capture.layout import Heads
 from thalweg.capture.watching import given, item_of
 from thalweg.editing.passes import Pass
+from thalweg.errors import InputError
+from thalweg.models.retained import Edit
 
 Heard = Callable[[SitePlace, Tensor, Tensor, Pass], None]  # place, what was edited, what became of it
 Edited = Callable[[Tensor], Tensor | None]  # None keeps what there was
@@ -49,6 +52,49 @@ def on_input(stack: ExitStack, module: nn.Module, edited: Edited) -> None:
         return None if new is None else with_input(args, kwargs, new)
 
     stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+
+
+class Turning:
+    """What is seen at one module until it is used at another. An object, not a closure: a copy of the model gets a copy of its own."""
+
+    def __init__(self, edit: Edit, name: str, heads: Heads | None = None):
+        self.edit, self.name, self.item, self.heads = edit, name, 0, heads
+        self.seen: Tensor | None = None
+
+    def see(self, located: Located, point: Point) -> Any:
+        """Look at a point from now on; the handle of the hook."""
+        module = located.module(point.module)
+        if point.side == "input":
+            return module.register_forward_pre_hook(self.see_input, with_kwargs=True)
+        self.item = point.item
+        return module.register_forward_hook(self.see_output)
+
+    def see_input(self, _: nn.Module, args: Any, kwargs: Any) -> None:
+        self.seen = given(args, kwargs)
+
+    def see_output(self, _: nn.Module, args: Any, output: Any) -> None:
+        self.seen = item_of(output, self.item)
+
+    def take(self, near: Tensor) -> Tensor:
+        """What was seen, once: nothing of a pass is kept after it."""
+        seen, self.seen = self.seen, None
+        if seen is None or seen.shape[:2] != near.shape[:2]:
+            raise InputError(
+                f"what {self.name} is edited along was not seen before it; the model runs its layers in another way"
+            )
+        return seen.to(near.device)
+
+    def turn_output(self, _: nn.Module, args: Any, output: Any) -> Any:
+        """An update of the stream."""
+        update = item_of(output, 0)
+        return with_output(output, self.edit.along(update, self.take(update)))
+
+    def turn_input(self, _: nn.Module, args: Any, kwargs: Any) -> Any:
+        """What the heads read, on its way into the output projection."""
+        assert self.heads is not None  # of edits of values
+        flat = given(args, kwargs)
+        o = self.edit(self.heads.outputs(flat), self.heads.values(self.take(flat)))
+        return with_input(args, kwargs, self.heads.flat(o))
 
 
 def with_output(output: Any, new: Tensor) -> Any:
