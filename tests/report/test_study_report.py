@@ -10,6 +10,7 @@ from pages import NULLS, figure_of, read, record, rows, template
 
 from thalweg.errors import InputError
 from thalweg.records.measurements import Measurement
+from thalweg.reports.contrasts import contrast_figures
 from thalweg.reports.study import StudyRecords, headline, write_study_report
 from thalweg.reports.text import number
 from thalweg.studies.judging import judge
@@ -408,7 +409,7 @@ def test_21_arms_5_seeds_12_layers_30_measures(tmp_path):
     assert path.stat().st_size < 3e6
     assert seconds < 30  # about 3 on an idle core
     page = read(path)
-    assert len(page.figures()) == 2 + 30 + 1
+    assert len(page.figures()) == 3 + 30 + 1
     assert "arm_17" in figure_of(page, "Normalised effective rank")
 
 
@@ -433,3 +434,35 @@ def test_notes_of_the_data_stand_once(tmp_path):
     found = runs(notes=["cut at 10 MB", "resumed"], result={"data": {"name": "austen", "notes": ["cut at 10 MB"]}})
     said = page(study(found), tmp_path).said
     assert said.count("cut at 10 MB") == 1 and "Data: cut at 10 MB" in said and "mgt: resumed" in said
+
+
+def test_contrasts_are_drawn_at_every_step_with_their_intervals():
+    """By hand: mgt - additive at two steps over three seeds; a diverged run takes its seed out, a NaN its step."""
+    plan = template()
+    h = dataclasses.replace(plan.hypotheses[0], contrast={"mgt": 1.0, "additive": -1.0})
+    base = {0: [5.0, 4.0, 3.0], 1: [5.1, 4.2, 3.1], 2: [5.3, 4.1, 3.3], 3: [9.0, 9.0, 9.0]}
+    drop = {0: [0.0, 0.1, 0.2], 1: [0.0, 0.3, 0.2], 2: [0.0, 0.2, math.nan], 3: [1.0, 1.0, 1.0]}
+
+    def run(values, seed, status="done"):
+        made = record(values[-1], seed=seed, status=status)
+        return dataclasses.replace(made, metrics={**made.metrics, "val/loss": [*zip((0, 10, 20), values, strict=True)]})
+
+    arms = {
+        "additive": [run(base[s], s) for s in base],
+        "mgt": [
+            run([b - d for b, d in zip(base[s], drop[s], strict=True)], s, "diverged" if s == 3 else "done")
+            for s in base
+        ],
+    }
+    (figure,) = contrast_figures([h], arms)
+    (first, second) = (row[1] for row in figure.rows)
+    assert [row[0] for row in figure.rows] == ["0", "10"] and first.startswith("0")
+    half = 4.302653 * 0.1 / math.sqrt(3)  # t at 97.5 % with two degrees of freedom, sd 0.1
+    found = [float(text) for text in re.findall(r"-?\d+\.\d+", second.replace("\u2212", "-"))]
+    assert found == pytest.approx([-0.2, -0.2 - half, -0.2 + half], abs=2e-3)
+    assert f"{h.id} seed 3" in figure.caption
+    assert (
+        contrast_figures([h], {"mgt": arms["mgt"]}) == []
+        and contrast_figures([h], {k: v[:1] for k, v in arms.items()}) == []
+    )
+    assert contrast_figures([dataclasses.replace(h, at="last")], arms) == []

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from thalweg.reports import page, provenance
+from thalweg.reports.contrasts import contrast_figures
 from thalweg.reports.curves import Arms, dull, training_figures
 from thalweg.reports.datasets import notes_of
 from thalweg.reports.depth import INTRODUCTION, geometry
@@ -72,7 +73,7 @@ def write_study_report(records: StudyRecords, path: str | Path) -> Path:
         verdicts=[verdict_row(v, plan) for v in verdict.verdicts],
         cost=cost_table(arms, {name: arm.role for name, arm in plan.arms.items()}),
         arms=arm_table(plan, records.scale),
-        training=training_figures(arms),
+        training=[*training_figures(arms), *contrast_figures(plan.hypotheses_at(records.scale), arms)],
         introduction=INTRODUCTION,
         geometry=geometry(arms, {h.measure for h in plan.hypotheses}),
         moved=moved_table(arms),
