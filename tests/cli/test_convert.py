@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from thalweg.cli import main
+from thalweg.errors import CheckpointError
 from thalweg.models import ThalwegForCausalLM
 from thalweg.surgery import target
 from thalweg.training import load_decoder
@@ -238,6 +239,16 @@ def test_a_run_is_converted_and_goes_on(run, text, tmp_path, capsys):
     after, _ = load_decoder(second, "last")
     moved = [name for name, p in after.named_parameters() if not torch.equal(p, before.get_parameter(name))]
     assert "stream.sites.0.alpha.value" in moved and math.isfinite(losses[second][-1])
+
+
+@pytest.mark.parametrize("files", [5, ["a"], None, {"a": 5}, {"a": "../secret.safetensors"}])
+def test_a_start_whose_index_is_broken_is_refused(run, tmp_path, files):
+    convert(run, "--connection", "additive", "-o", tmp_path / "made")
+    (tmp_path / "secret.safetensors").write_bytes(b"not of this model")
+    (tmp_path / "made" / "model.safetensors").unlink()
+    (tmp_path / "made" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    with pytest.raises(CheckpointError, match="its weight_map is no table NAME -> FILE; restore the file"):
+        hashes(tmp_path / "made")
 
 
 def test_a_run_that_does_not_fit_its_start_is_refused(run, text, tmp_path, capsys):

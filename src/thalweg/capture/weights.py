@@ -1,6 +1,5 @@
 """Whether the weights of a file are those that a model needs, and whether those of a model are numbers."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from thalweg._words import counted
-from thalweg.errors import CheckpointError, InputError
+from thalweg.errors import CheckpointError, InputError, ThalwegError
+from thalweg.records.jsonl import read_object
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth")
 SIZES = ("vocab_size", "hidden_size", "n_embd", "d_model", "width")
@@ -90,10 +90,20 @@ def stored(folder: Path) -> dict[str, list[int]]:
         except (SafetensorError, OSError):
             return {}
     try:
-        named = [json.loads(path.read_bytes())["weight_map"] for path in folder.glob("*.safetensors.index.json")]
-        return found if all(found.keys() >= names.keys() for names in named) else {}
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        named = [files_of(index) for index in folder.glob("*.safetensors.index.json")]
+    except (ThalwegError, OSError):
         return {}
+    return found if all(found.keys() >= files.keys() for files in named) else {}
+
+
+def files_of(index: Path) -> dict[str, str]:
+    """Name of a tensor -> name of the file beside ``index``, the index of a model whose weights lie in several. Raises: CheckpointError."""
+    files = read_object(index, "index of weights").get("weight_map")
+    if not isinstance(files, dict) or any(not isinstance(f, str) or Path(f).name != f for f in files.values()):
+        raise CheckpointError(
+            f"{index} is broken: its weight_map is no table NAME -> FILE; restore the file, or save the model anew"
+        )
+    return files
 
 
 def check_finite(model: nn.Module, name: str) -> None:

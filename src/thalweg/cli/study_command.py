@@ -59,8 +59,6 @@ def _new(args) -> ExitCode:
 def _check(args) -> ExitCode:
     from thalweg.reports.study import bound
     from thalweg.studies.check import check
-    from thalweg.studies.resolve import require_models
-    from thalweg.studies.runner import Study
 
     study = open_study(args)
     found = check(study.plan, study.scale_name)
@@ -99,8 +97,7 @@ def _check(args) -> ExitCode:
         for line in found.remarks:
             say(f"remark: {line}", quiet=args.quiet)
     found.require()
-    if isinstance(study, Study):
-        require_models(study.arms)
+    study.require_runnable()
     return ExitCode.OK
 
 

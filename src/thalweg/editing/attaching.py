@@ -23,6 +23,7 @@ from thalweg.editing.stored import ENTRY, SPACES
 from thalweg.errors import InputError
 from thalweg.models.edits import UpdateEdit
 from thalweg.models.retained import Edit, count_one_update, count_updates, edit_at
+from thalweg.ops.precision import wide_dtype
 
 HELD = "_thalweg_attached"  # attribute of the model: its edits by site
 
@@ -260,9 +261,7 @@ def _made(located: Located, place: SitePlace, edit: UpdateEdit) -> Edit | None:
     made = edit_at(edit, edit.space, place.layer, located.depth, heads[0], width)
     like = next(located.module(place.block).parameters())
     # Scales stay in float32 in a model of 16 bits: an update of the weights would be lost in their rounding.
-    return (
-        None if made is None else made.to(like.device, torch.float64 if like.dtype == torch.float64 else torch.float32)
-    )
+    return None if made is None else made.to(like.device, wide_dtype(like.dtype))
 
 
 def _key(site: str) -> str:

@@ -13,9 +13,9 @@ from thalweg import config
 from thalweg.capture.hub import OnHub, look_up
 from thalweg.capture.opening import EDITED
 from thalweg.capture.quiet import readable
+from thalweg.capture.weights import files_of
 from thalweg.errors import CheckpointError, UnknownNameError, first_line
 from thalweg.models.edits import UpdateEdit
-from thalweg.records.jsonl import read_object
 
 ENTRY = EDITED  # of the configuration, and the name of the module in every edited layer
 SPACES = {"value": "value", "attention": "residual", "mlp": "residual"}  # of the sites
@@ -89,7 +89,7 @@ def stored_tensors(where: str | Path, wanted: Mapping[str, Tensor]) -> dict[str,
         raise CheckpointError(
             f"{str(where) or 'the model'}: no {WHOLE} is there to take learned scales from; give the folder that save_pretrained wrote"
         )
-    files = None if index is None else _files(index)
+    files = None if index is None else files_of(index)
     found: dict[str, Tensor] = {}
     for name, like in wanted.items():
         for spelled in (name, _earlier(name)):
@@ -134,16 +134,6 @@ def _file(place: Path | OnHub | None, name: str) -> Path | None:
             **place.options,
         )
     return None if found is None else Path(found)
-
-
-def _files(index: Path) -> dict[str, str]:
-    """Name of a tensor -> file beside the index. Raises: CheckpointError."""
-    files = read_object(index, "index of weights").get("weight_map")
-    if not isinstance(files, dict) or any(not isinstance(f, str) or Path(f).name != f for f in files.values()):
-        raise CheckpointError(
-            f"{index} is broken: its weight_map is no table NAME -> FILE; restore the file, or {ANEW}"
-        )
-    return files
 
 
 def _tensor(path: Path, name: str) -> Tensor | None:

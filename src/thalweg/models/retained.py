@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from thalweg.models.edits import LEARNED, Scale, Schedule, UpdateEdit
-from thalweg.ops.precision import wide
+from thalweg.ops.precision import wide, wide_dtype
 from thalweg.ops.value_edit import value_coefficient, value_edit
 
 
@@ -37,14 +37,12 @@ class RetainedScale(nn.Module):
             return 1 + wide(self.offset)
         if self.schedule is not None:
             first, last, updates = self.schedule.first, self.schedule.last, self.schedule.updates
-            done = self.updates.to(
-                torch.float64 if like.dtype == torch.float64 else torch.float32
-            )  # 16 bits cannot count
+            done = self.updates.to(wide_dtype(like.dtype))  # 16 bits cannot count
             return first + (last - first) * (done / updates).clamp(max=1.0)
         assert self.fixed is not None  # one of the three
         if isinstance(self.fixed, float):
             return self.fixed
-        return torch.tensor(self.fixed, dtype=wide(like).dtype, device=like.device)
+        return torch.tensor(self.fixed, dtype=wide_dtype(like.dtype), device=like.device)
 
     @torch.no_grad()
     def count(self, updates: int) -> None:

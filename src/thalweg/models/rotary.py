@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thalweg.errors import InputError, UnknownNameError
+from thalweg.ops.precision import wide_dtype
 
 Rule = Literal["linear", "llama3"]
 
@@ -64,7 +65,7 @@ def angles(
     Computed anew in every call: a table would be a buffer to shard, cast and load, for microseconds. The order of operations is that of
     transformers, so that angles at far positions round alike.
     """
-    dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    dtype = wide_dtype(dtype)
     exponents = torch.arange(0, width, 2, device=positions.device, dtype=dtype) / width
     frequencies = 1.0 / base**exponents
     if scaling is not None:

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thalweg.errors import InputError, ShapeError
+from thalweg.ops.precision import wide_dtype
 
 WARM = 4.0  # spread of the scaled logits at the first step: there one Newton step is nearly enough
 FLOOR = 1e-14  # weight to the ground: links weaker than the rounding of the marginals are left alone, or their noise would take all steps
@@ -43,7 +44,7 @@ def birkhoff(logits: Float[Tensor, "*batch to from"], steps: int = 40) -> Float[
     if steps < 1:
         raise InputError(f"birkhoff needs at least one step, got {steps}")
     shape = logits.shape
-    dtype = logits.dtype if logits.dtype in (torch.float32, torch.float64) else torch.float32
+    dtype = wide_dtype(logits.dtype)
     z = logits.double().reshape(-1, *shape[-2:]).permute(1, 2, 0).contiguous()
     z = z.clamp(-HUGE, HUGE)
     z = z * (WIDEST / _spread(_centred(z)).clamp(min=WIDEST))

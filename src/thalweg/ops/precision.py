@@ -9,7 +9,12 @@ from torch import Tensor
 
 def wide(x: Tensor) -> Tensor:
     """``x`` in float32, or unchanged when it is float32 or float64 already."""
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+    return x.to(wide_dtype(x.dtype))
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What :func:`wide` would make of it: float64 for float64, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def full_precision(x: Tensor) -> torch.autocast:

@@ -37,12 +37,9 @@ def lock(study: "AnyStudy") -> "Lock":
     """Check a study and lock it. Raises: InputError if it cannot decide, or if another version is locked."""
     from thalweg.studies import locking as locks
     from thalweg.studies.check import check
-    from thalweg.studies.resolve import require_models
-    from thalweg.studies.runner import Study
 
     checked = check(study.plan, study.scale_name).require()
-    if isinstance(study, Study):
-        require_models(study.arms)
+    study.require_runnable()
     return locks.write(
         study.path, study.scale_name, study.lock_tables(), {p.hypothesis: p.result.power for p in checked.powers}
     )
@@ -67,8 +64,6 @@ def verdict(study: "AnyStudy") -> "StudyVerdict":
     """Judge a study by the rule of its plan, from its lock and its records alone."""
     from thalweg.errors import InputError
     from thalweg.studies import locking as locks
-    from thalweg.studies.judging import judge
-    from thalweg.studies.runner import Study
 
     try:
         void = locks.differences(
@@ -76,9 +71,7 @@ def verdict(study: "AnyStudy") -> "StudyVerdict":
         )
     except InputError as error:
         void = [str(error)]
-    if not isinstance(study, Study):
-        return study.judge(void)
-    return judge(study.plan, study.scale_name, study.records(), void=void, edges=study.edges())
+    return study.judge(void)
 
 
 __all__ = ["Arm", "Hypothesis", "Match", "Plan", "Scale", "load", "lock", "run", "study", "verdict"]

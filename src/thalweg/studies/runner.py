@@ -15,6 +15,7 @@ from thalweg.errors import ExitCode, InputError, ThalwegError
 from thalweg.interrupts import terminated_as_interrupt
 from thalweg.records.run import RunFolder
 from thalweg.studies import locking as locks
+from thalweg.studies.judging import StudyVerdict, judge
 from thalweg.studies.plan import Plan, load
 from thalweg.studies.resolve import conflicts, fingerprint, require_models, resolve, tables
 from thalweg.studies.store import RunRecord, Store
@@ -78,6 +79,14 @@ class Study:
     def lock_tables(self) -> dict[str, dict]:
         """What the lock hashes: the resolved configuration of every arm."""
         return tables(self.arms)
+
+    def require_runnable(self) -> None:
+        """That the model of every arm can be made. Raises: InputError naming the arm."""
+        require_models(self.arms)
+
+    def judge(self, void: list[str]) -> StudyVerdict:
+        """The verdict by rule, from the records alone. void: what differs from the lock."""
+        return judge(self.plan, self.scale_name, self.records(), void=void, edges=self.edges())
 
     def look_up(self, run: TrainConfig) -> RunRecord | None:
         """The record of a run, if it was ever finished by any plan of this folder."""
@@ -150,7 +159,7 @@ def run(study: Study, *, jobs: int = 1, say: Say = lambda line: None, limit: int
     Raises: InputError if the plan is not locked or was changed; Interrupted after Ctrl-C.
     """
     locks.require(study)
-    require_models(study.arms)
+    study.require_runnable()
     if jobs < 1:
         raise InputError(f"jobs must be at least 1, got {jobs}")
     done = 0

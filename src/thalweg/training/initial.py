@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg.config import checked_path, to_plain
 from thalweg.errors import InputError
-from thalweg.records.jsonl import read_object
 
 if TYPE_CHECKING:  # reading a configuration loads no torch
     from thalweg.data import Task
@@ -150,13 +149,11 @@ def load(model: "Transformer", folder: str | Path) -> None:
 
 def hashes(folder: str | Path) -> dict[str, str]:
     """File -> SHA-256 of the weights in ``folder`` that :func:`load` reads: the one file, or those that the index of several names."""
+    from thalweg.capture.weights import files_of
+
     path = _folder(folder)
-    index = path / f"{WEIGHTS}.index.json"
-    names = (
-        [WEIGHTS]
-        if (path / WEIGHTS).exists()
-        else sorted(set(read_object(index, "index of weights")["weight_map"].values()))
-    )
+    whole = (path / WEIGHTS).exists()
+    names = [WEIGHTS] if whole else sorted(set(files_of(path / f"{WEIGHTS}.index.json").values()))
     found = {}
     for name in names:
         with (path / name).open("rb") as file:

@@ -171,6 +171,9 @@ class EditStudy:
         wanted = sum(len({arm.identity for arm in group.arms}) for group in self.groups)
         return wanted - len(self.missing()), wanted
 
+    def require_runnable(self) -> None:
+        """Nothing: no model is made here, and those at hand are checked where they are opened."""
+
     def judge(self, void: list[str]) -> StudyVerdict:
         """The verdict by rule, from the records alone."""
         units = self.scale.documents

@@ -138,6 +138,9 @@ class ExperimentStudy:
             for h in self.plan.hypotheses_at(self.scale_name)
         ]
 
+    def require_runnable(self) -> None:
+        """Nothing: opening the plan has checked the options of every experiment."""
+
     def judge(self, void: list[str]) -> StudyVerdict:
         """The verdict by rule, from the records alone."""
         return rule(self.plan, self.scale_name, self.scale.kind, self.trials(), len(self.scale.seeds), void=void)
