@@ -238,6 +238,27 @@ def test_a_sequence_needs_its_room():
         data.load("overwrite").natural_length("longer")
 
 
+def test_padding_is_said():
+    task = data.load("overwrite:keys=4,values=8,pairs=8")
+    said = (
+        "sequences of 22 tokens are filled up to 128: 83% of what is computed is padding, and a length of 22 is enough"
+    )
+    assert task.notes_at(128) == (said,) and task.notes_at(22) == ()
+
+
+@pytest.mark.parametrize("length", [None, 128])
+@pytest.mark.parametrize("spec", SPECS)
+def test_the_geometry_is_measured_without_padding(spec, length):
+    task = data.load(spec)
+    for split in task.splits:
+        batch = task.unpadded(split, length or task.natural_length(split), 16)
+        ids, labels = batch["input_ids"], batch["labels"]
+        assert ids.shape == labels.shape and len(ids) == 16 and not (ids == synthetic.PAD).any()
+        assert ids.shape[1] == (5 if "min_half" in spec and split != "longer" else task.natural_length(split))
+        whole = task.eval_batches(split, task.natural_length(split), 16, 1)[0]
+        assert torch.equal(ids, whole["input_ids"][:, : ids.shape[1]]) and (labels[:, 1:] != -100).any()
+
+
 SAMPLES = {
     "overwrite": "a6460724a497965d",
     "overwrite:keys=3,values=5,pairs=9,queries=3": "625ab8894063d281",

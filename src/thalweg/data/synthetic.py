@@ -82,6 +82,20 @@ class SyntheticTask(Task):
         share = hits.sum(1) / np.maximum(candidates[rows].sum(1), 1)
         return {"uniform": float(np.log(self.vocab_size)), **self.chance(), "context_accuracy": float(share.mean())}
 
+    def notes_at(self, length: int) -> tuple[str, ...]:
+        """Also how much of the sequences is padding, where they are longer than the task needs."""
+        natural = self.natural_length()
+        if natural is None or length <= natural:
+            return self.notes
+        padding = f"{1 - natural / length:.0%} of what is computed is padding, and a length of {natural} is enough"
+        return (*self.notes, f"sequences of {natural} tokens are filled up to {length}: {padding}")
+
+    def unpadded(self, split: str, length: int, count: int) -> Batch:
+        """``count`` examples, cut to the shortest of them, whatever ``length`` is filled up."""
+        batch = self.eval_batches(split, self.natural_length(split), count, 1)[0]
+        shortest = int((batch["input_ids"] != PAD).sum(dim=1).min())
+        return {name: values[:, :shortest] for name, values in batch.items()}
+
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "options": dataclasses.asdict(self.options)}
 
