@@ -50,21 +50,23 @@ class Measurement:
     null_kind: str = ""
 
     def __post_init__(self) -> None:
+        fields = (
+            self.__dict__
+        )  # frozen: only here may it be written, to store plain Python numbers; a million rows are read at a time
         for name in _TEXT:
-            if not isinstance(getattr(self, name), str):
-                raise _wrong(name, "text", getattr(self, name))
+            if not isinstance(fields[name], str):
+                raise _wrong(name, "text", fields[name])
         if not self.measure:
             raise InputError("a measurement needs the name of its measure, got an empty one")
         for name in _FLOAT:
-            if name == "value" or getattr(self, name) is not None:
-                self._set(name, _to_float(name, getattr(self, name)))
+            value = fields[name]
+            if type(value) is not float and (value is not None or name == "value"):
+                fields[name] = _to_float(name, value)
         for name in _INT:
-            self._set(name, _to_int(name, getattr(self, name)))
+            if type(fields[name]) is not int:
+                fields[name] = _to_int(name, fields[name])
         if not isinstance(self.stream, str):
-            self._set("stream", _to_int("stream", self.stream))
-
-    def _set(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)  # frozen: only __post_init__ may, to store plain Python numbers
+            fields["stream"] = _to_int("stream", self.stream)
 
     def to_row(self) -> dict[str, Any]:
         """All fields, in order."""

@@ -88,9 +88,10 @@ class Study:
         """The verdict by rule, from the records alone. void: what differs from the lock."""
         return judge(self.plan, self.scale_name, self.records(), void=void, edges=self.edges())
 
-    def look_up(self, run: TrainConfig) -> RunRecord | None:
-        """The record of a run, if it was ever finished by any plan of this folder."""
-        record = self.store.find(fingerprint(run), run.connection, run.seed)
+    def look_up(self, run: TrainConfig, *, whole: bool = False) -> RunRecord | None:
+        """The record of a run, if any plan of this folder ever finished it. whole: with what was measured, not its outcome alone."""
+        find = self.store.find if whole else self.store.outcome
+        record = find(fingerprint(run), run.connection, run.seed)
         if record is not None and (fields := conflicts(record.config, run)):
             raise InputError(
                 f"the record of {run.connection} seed {run.seed} ({record.fingerprint[:12]}) was made with other defaults for "
@@ -131,7 +132,7 @@ class Study:
             rate = self.tuning(arm).best
             if rate is None:
                 continue
-            by_seed = {seed: self.look_up(self.seed_run(arm, rate, seed)) for seed in self.scale.seeds}
+            by_seed = {seed: self.look_up(self.seed_run(arm, rate, seed), whole=True) for seed in self.scale.seeds}
             found[arm] = {seed: record for seed, record in by_seed.items() if record is not None}
         return found
 
@@ -141,7 +142,9 @@ class Study:
 
     def progress(self) -> tuple[int, int]:
         """Seed runs done, and in all."""
-        return sum(map(len, self.records().values())), len(self.arms) * len(self.scale.seeds)
+        rates = {arm: rate for arm, rate in self.rates().items() if rate is not None}
+        runs = [self.seed_run(arm, rate, seed) for arm, rate in rates.items() for seed in self.scale.seeds]
+        return sum(self.look_up(run) is not None for run in runs), len(self.arms) * len(self.scale.seeds)
 
 
 def task_vocabulary(run: TrainConfig) -> int:

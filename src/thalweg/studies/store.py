@@ -1,5 +1,6 @@
 """Records of study runs: one compact JSONL file per run, named by what was run, shared by all plans of a folder and committed."""
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -82,6 +83,7 @@ class Store:
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
+        self._outcomes: dict[tuple[str, str, int], tuple[tuple[int, int], RunRecord]] = {}
 
     def path(self, fingerprint: str, label: str, seed: int) -> Path:
         """Where the record of a run lies; the name is for people, the fingerprint inside decides."""
@@ -98,6 +100,21 @@ class Store:
                 f"{path} belongs to another run (fingerprint {record.fingerprint[:12]}, seed {record.seed}); remove it"
             )
         return record
+
+    def outcome(self, fingerprint: str, label: str, seed: int) -> RunRecord | None:
+        """As :meth:`find`, without measurements; a file is read once as long as it stays as it is. Raises: CheckpointError."""
+        key = (fingerprint, label, seed)
+        try:
+            state = self.path(*key).stat()
+        except FileNotFoundError:
+            return None
+        stamp, known = (state.st_mtime_ns, state.st_size), self._outcomes.get(key)
+        if known is None or known[0] != stamp:
+            record = self.find(*key)
+            if record is None:
+                return None
+            known = self._outcomes[key] = (stamp, dataclasses.replace(record, measures=Measurements()))
+        return known[1]
 
     def keep(self, run: RunFolder, fingerprint: str, label: str, seed: int) -> RunRecord:
         """Write the record of a finished run folder. Raises: InputError for a run that has not ended."""
@@ -196,6 +213,8 @@ def read(path: str | Path) -> RunRecord:
                 units[row["series"]] = row["unit"]
             elif "places" in row:
                 places = row["places"]
+                for place in places:
+                    _expect("a layer", place[PLACE.index("layer")], int, type(None))
             else:
                 measures.extend(_unpack(row, places))
         return RunRecord(
@@ -269,8 +288,6 @@ def _unpack(group: dict[str, Any], places: list[list[Any]]) -> list[Measurement]
     for name, column in columns.items():
         for value in column:
             _expect(f"{name} of {group['measure']}", value, int, float)
-    for place in places:
-        _expect("a layer", place[PLACE.index("layer")], int, type(None))
     shared = {k: jsonl.number(v) if k == "null" else v for k, v in group.items() if k not in ("at", *_NUMBERS)}
     rows = zip(group["at"], *columns.values(), strict=True)
     return [
