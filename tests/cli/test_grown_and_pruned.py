@@ -6,12 +6,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from thalweg import surgery
+from thalweg import data, surgery
 from thalweg.cli import main
 from thalweg.cli.prune_command import parse_heads
 from thalweg.errors import InputError
 from thalweg.models import Encoder, EncoderConfig
 from thalweg.models.hf import in_shell
+from thalweg.training import load_decoder
 
 SIZES = {
     "vocab_size": 257,
@@ -98,6 +99,34 @@ def test_a_run_of_another_connection_grows_as_it_is_and_trains_on(run, tmp_path,
     assert stored["connection"] == "mgt" and stored["width"] == 24 and stored["model"]["head_size"] == 8
     call("prune", out, "--heads", "0:2;1:0,1", "-o", tmp_path / "third", "--length", 9)
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "third").config.layer_heads == [2, 1]
+
+
+@pytest.mark.parametrize("asked", [["--heads", "0:1"], ["--by", "loss", "--count", 1]])
+def test_a_run_on_a_synthetic_task_is_pruned_by_its_answers(run, tmp_path, capsys, asked):
+    call("prune", run, *asked, "--which", "last", "-o", tmp_path / "out", "--json", "--quiet")
+    found = json.loads(capsys.readouterr().out)
+    assert found["text"] == "copy:vocab=8,half=4 (validation)" and found["notes"] == ["the loss is that of the answers"]
+    model, _ = load_decoder(run, "last")
+    task, count = data.load("copy:vocab=8,half=4"), 256 * (1 + (asked[0] == "--by"))
+    batch = task.eval_batches("valid", None, count, 1)[0]
+    ids = batch["input_ids"][-256:]  # those before them chose the head
+    with torch.no_grad():
+        said = model(ids).logits.log_softmax(-1)
+    total = sum(-said[row, place - 1, ids[row, place]].item() for row in range(256) for place in range(5, 9))
+    assert found["loss_before"] == pytest.approx(total / (256 * 4), abs=1e-5)
+    assert found["tokens"] == 256 * 9
+    if asked[0] == "--by":
+        first, losses = found["scores"][0], []
+        for factor in (1.0, 0.0):
+            surgery.mask_heads(model, {first["layer"]: {first["heads"][0]: factor}})
+            with torch.no_grad():
+                losses.append(model(batch["input_ids"][:256], labels=batch["labels"][:256]).loss.item())
+        assert first["score"] == pytest.approx(losses[1] - losses[0], abs=1e-5)
+
+
+def test_the_sequences_of_a_task_have_one_length(run, tmp_path, capsys):
+    call("prune", run, "--heads", "0:1", "--length", 9, "-o", tmp_path / "out", code=2)
+    assert "whose sequences have one length; leave --length out" in error_of(capsys)
 
 
 @pytest.mark.parametrize(

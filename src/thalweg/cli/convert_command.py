@@ -118,8 +118,10 @@ def add_data(parser) -> None:
     )
 
 
-def opened(args, rows: int):
+def opened(args, rows: int, *, recall: bool = False):
     """The source that the arguments name, with the tokenizer of a run; and up to ``rows`` classified texts for a classifier, or None.
+
+    recall: for a run on a synthetic task as many of its sequences, which are short: enough to score by, not to prove that nothing changed.
 
     Raises: InputError, CheckpointError.
     """
@@ -129,7 +131,7 @@ def opened(args, rows: int):
     from thalweg.records.run import RunFolder
     from thalweg.surgery import Source, open_source
     from thalweg.surgery.source import FAMILY
-    from thalweg.surgery.text import labelled
+    from thalweg.surgery.text import labelled, recalled
 
     hush_bars(args.quiet)
     check_which(args.model, args.which)
@@ -140,6 +142,12 @@ def opened(args, rows: int):
         found, task = open_run_and_task(args.model, args.which or "best")
         own = task if args.data == RunFolder.open(args.model).config.get("data") else None
         source = Source(found.model, found.name, FAMILY, task.saved_tokenizer(), task.portable_settings())
+        if recall and task.kind == "synthetic" and args.text is None and (args.data is None or own is not None):
+            if args.length is not None:
+                raise InputError(
+                    f"{source.name} learned {task.name}, whose sequences have one length; leave --length out"
+                )
+            return source, recalled(task, rows=rows)
         if task.objective != "classification" or args.text is not None:
             task = None
     else:

@@ -16,10 +16,11 @@ follows the scored one. The folder that is written holds pruning.json and loads 
 
 MODEL is what thalweg convert takes; a model of ours keeps its connection, others become additive ones of ours. Of an encoder of masked tokens
 15 % of the text is hidden; a classifier needs classified texts for a loss, and for the score of that name: those of its run, or --data NAME.
+A run on a synthetic task is scored and compared on sequences of that task, by their answers.
 
 Exit codes: 0 done; 2 cannot be pruned, loaded or written"""
 
-TEXTS = 256  # of a classification that the two are compared on; as many before them are scored
+TEXTS = 256  # of a classification, or sequences of a synthetic task, that the two are compared on; as many before them are scored
 
 
 def configure(parser) -> None:
@@ -31,7 +32,9 @@ def configure(parser) -> None:
     parser.add_argument("--count", type=int, metavar="N", help="how many query heads go, of all layers together")
     parser.add_argument("-o", "--output", required=True, metavar="FOLDER", help="new folder for the result")
     parser.add_argument(
-        "--text", metavar="FILE", help="what heads are scored and models compared on (the held-out shipped novel)"
+        "--text",
+        metavar="FILE",
+        help="what heads are scored and models compared on (the held-out shipped novel; of a run on a synthetic task, that task)",
     )
     add_data(parser)
     parser.add_argument("--length", type=int, metavar="N", help="tokens of a row (256, or what the model takes)")
@@ -48,7 +51,7 @@ def run(args) -> ExitCode:
     heads = None if args.heads is None else parse_heads(args.heads)
     check_choice(args, heads)
     folder = check_new(args.output)
-    source, rows = opened(args, TEXTS if args.by is None else 2 * TEXTS)
+    source, rows = opened(args, TEXTS if args.by is None else 2 * TEXTS, recall=True)
     say(f"{source.name}: {source.family}, {args.dtype}", quiet=args.quiet)
 
     def progress(done: int, total: int) -> None:

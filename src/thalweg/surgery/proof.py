@@ -159,7 +159,8 @@ def examples(
     for i, row in enumerate(sample.ids.to(device)):
         more = {} if sample.mask is None else {"attention_mask": sample.mask[i : i + 1].to(device)}
         if causal:
-            answers = F.pad(row[1:], (0, 1), value=IGNORED)
+            said = row if sample.labels is None else sample.labels[i].to(device)
+            answers = F.pad(said[1:], (0, 1), value=IGNORED)
         elif sample.labels is None:
             answers = torch.full_like(row, IGNORED)
         else:

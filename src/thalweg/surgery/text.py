@@ -35,7 +35,8 @@ class Sample:
     """Token ids [rows length], the name of the text, its SHA-256 (of a task: its fingerprint), and by what it was cut into tokens.
 
     mask: [rows length], nonzero where a token is real (None: everywhere). labels: what an encoder shall answer, [rows] classes or
-    [rows length] the hidden tokens, -100 elsewhere; None where nobody knows, which has no loss then. notes: what a reader should know.
+    [rows length] the hidden tokens, -100 elsewhere; None where nobody knows, which has no loss then; of a decoder the tokens that are scored,
+    -100 elsewhere (None: all). notes: what a reader should know.
     """
 
     ids: Int[Tensor, "rows length"]
@@ -115,6 +116,20 @@ def labelled(config: DecoderConfig, task: Task, *, length: int | None = None, ro
     ids, mask = batch["input_ids"][:, :longest], batch["attention_mask"][:, :longest]
     return Sample(
         ids, f"{task.name} (validation)", task.fingerprint, type(task.tokenizer).__name__, mask, batch["labels"]
+    )
+
+
+def recalled(task: Task, *, rows: int) -> Sample:
+    """Up to ``rows`` validation sequences of a synthetic task, the answers alone scored."""
+    batch = task.unpadded("valid", task.natural_length("valid") or 0, rows)
+    note = "the loss is that of the answers"
+    return Sample(
+        batch["input_ids"],
+        f"{task.name} (validation)",
+        task.fingerprint,
+        "the task",
+        labels=batch["labels"],
+        notes=(note,),
     )
 
 
