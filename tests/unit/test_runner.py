@@ -9,8 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from thalweg.errors import InputError
+from thalweg.errors import ExitCode, InputError, ThalwegError
 from thalweg.studies import runner
+from thalweg.training.signals import Interrupted
 
 
 def pretend(config, folder):
@@ -54,6 +55,18 @@ def test_an_interrupt_starts_nothing_new_and_ends_the_workers(execute, tmp_path,
     with pytest.raises(KeyboardInterrupt):
         execute("long", "long", "long", "long")
     assert time.monotonic() - began < 50 and started(tmp_path) == ["0", "1"]
+
+
+def test_an_interrupted_run_says_how_the_study_goes_on(execute, monkeypatch):
+    def interrupted(config, folder, on_event):
+        raise Interrupted("interrupted after step 1 of 2; saved, go on with: thalweg train --resume here")
+
+    monkeypatch.setattr(runner, "_train", interrupted)
+    job = SimpleNamespace(arm="0", name="0 seed 1", config="short")
+    with pytest.raises(ThalwegError) as caught:
+        list(runner._execute(None, [job], 1, None))
+    assert str(caught.value) == "interrupted in 0 seed 1; finished runs are kept, the same command goes on"
+    assert caught.value.exit_code == ExitCode.INTERRUPTED
 
 
 def test_a_killed_worker_is_one_line(execute):

@@ -229,8 +229,17 @@ def folder_of(study: Study, job: Job) -> Path:
 
 
 def _one(study: Study, job: Job, on_event) -> str:
-    _train(job.config, folder_of(study, job), on_event)
+    from thalweg.training.signals import Interrupted as RunInterrupted
+
+    try:
+        _train(job.config, folder_of(study, job), on_event)
+    except RunInterrupted:  # its own word says how the run alone would go on
+        raise _interrupted(job) from None
     return _keep(study, job)
+
+
+def _interrupted(job: Job) -> Interrupted:
+    return Interrupted(f"interrupted in {job.name}; finished runs are kept, the same command goes on")
 
 
 def _train(config: TrainConfig, folder: Path, on_event=None) -> None:
@@ -244,6 +253,6 @@ def _train(config: TrainConfig, folder: Path, on_event=None) -> None:
 def _keep(study: Study, job: Job) -> str:
     folder = RunFolder.open(folder_of(study, job))
     if folder.status == "interrupted":
-        raise Interrupted(f"interrupted in {job.name}; finished runs are kept, the same command goes on")
+        raise _interrupted(job)
     study.store.keep(folder, fingerprint(job.config), job.label, job.config.seed)
     return folder.status
