@@ -180,7 +180,7 @@ def test_a_stopped_iteration_is_no_lower_bound_and_the_columns_are():
 
 
 def test_options_are_checked_before_the_model_is_read():
-    for name, bad in (("tolerance", -1.0), ("window", 2), ("batch_size", -1)):
+    for name, bad in (("tolerance", -1.0), ("window", 2), ("batch_size", -1), ("seed", -1)):
         with pytest.raises(InputError, match=f"{name} of bridge must be at least"):
             findings(None, None, ["bridge"], options={"bridge": {name: bad}})
 

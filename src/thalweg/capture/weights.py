@@ -106,7 +106,13 @@ def files_of(index: Path) -> dict[str, str]:
     return files
 
 
-def check_finite(model: nn.Module, name: str) -> None:
-    """For whoever makes another model of it. name: of the model. Raises: InputError that names the first weight that holds NaN or infinity."""
+def check_finite(model: nn.Module, name: str, *, comparing: bool = False) -> None:
+    """For whoever makes another model of it, or compares it with another. name: of the model.
+
+    Raises: InputError that names the first weight that holds NaN or infinity.
+    """
     if found := not_finite(model):
-        raise InputError(f"{name}: {found}; nothing can be made of it; take other weights or save them anew")
+        what, advice = (
+            ("compared with", "compress or save it") if comparing else ("made of", "take other weights or save them")
+        )
+        raise InputError(f"{name}: {found}; nothing can be {what} it; {advice} anew")

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from thalweg.capture.layout import Located
-from thalweg.capture.weights import not_finite, shown
+from thalweg.capture.weights import shown
 from thalweg.errors import InputError
 
 SAMPLE = 2048  # entries of a matrix
@@ -75,12 +75,6 @@ def weight_errors(
         size = sum(float(base[n][own].double().square().sum()) for n in names)
         found[own] = (off / size) ** 0.5 if size else 0.0
     return found
-
-
-def check_finite(model: nn.Module, name: str) -> None:
-    """Raises: InputError that names the first weight that holds NaN or infinity."""
-    if found := not_finite(model):
-        raise InputError(f"{name}: {found}; nothing can be compared with it; compress or save it anew")
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -16,9 +16,10 @@ from thalweg.capture.layout import Located
 from thalweg.capture.limits import longest_of, window_length
 from thalweg.capture.locating import locate
 from thalweg.capture.measure import LENGTH
+from thalweg.capture.weights import check_finite
 from thalweg.compression.compressing import Compressed
 from thalweg.compression.error_statistics import Matching
-from thalweg.compression.likeness import block_bytes, block_cosines, check_finite, check_order, shown, sketch
+from thalweg.compression.likeness import block_bytes, block_cosines, check_order, shown, sketch
 from thalweg.compression.record import RECORD, CompressionRecord, read_record
 from thalweg.compression.shape import check_same, check_shared, norm_of, shared
 from thalweg.errors import InputError
@@ -150,7 +151,7 @@ def _again(manager: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
 def describe(stands: Standing) -> Description:
     """Everything that is asked of a model later, while it is open. Raises: InputError for weights that are not finite."""
     model, located = stands.model, stands.located
-    check_finite(model, stands.side.name)
+    check_finite(model, stands.side.name, comparing=True)
     return Description(
         name=stands.side.name,
         located=replace(located, model=nn.Module(), tap=located.tap and _gone),

@@ -75,7 +75,7 @@ class ProbeOptions:
 
     def __post_init__(self) -> None:
         """Raises: InputError. One of a subclass calls it too."""
-        self.at_least(batch_size=0)
+        self.at_least(batch_size=0, seed=0)
 
     def at_least(self, **least: float) -> None:
         """Raises: InputError, which names the probe and the option, for one that lies below its least value or is no number."""
