@@ -51,6 +51,10 @@ def test_template_is_a_plan_that_can_be_locked(table):
         ("arms.additive_matched.match", {"parameters": "additive_matched"}, "matched itself"),
         ("scale.small.seeds", [0, 0, 1], "must be different"),
         ("scale.small.tuning_seed", 0, "is one of the seeds"),
+        ("scale.small.tuning_seed", [1000, 4], "tuning_seed 4 is one of the seeds"),
+        ("scale.small.tuning_seed", [1000, 1000], "must be one integer or different ones"),
+        ("scale.small.tuning_seed", [], "must be one integer or different ones"),
+        ("scale.small.tuning_seed", "many", "scale.small.tuning_seed must be"),
         ("scale.small.kind", "serious", "unknown value for scale.small.kind"),
         ("scale.small.seeds", "five", "must be"),
         ("hypotheses", [], "at least one entry"),
@@ -98,6 +102,8 @@ def test_confirmatory_plans_that_cannot_decide_are_refused(table, path, value, s
 
 
 def test_power_is_shown_in_the_sign_of_the_contrast_and_asks_nothing_of_a_demo(table):
+    several = parse(changed(table, "scale.small.tuning_seed", [1000, 1001, 1002]))
+    assert check(several, "small").tuning_runs == 3 * check(parse(table), "small").tuning_runs > 0
     (power,) = check(parse(table), "small").powers
     assert (power.result.effect, power.result.margin, power.direction) == (-0.06, -0.02, "less")
     assert -0.06 < power.result.detectable < -0.02

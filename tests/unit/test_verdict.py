@@ -372,6 +372,25 @@ class TestTuning(Searches):
         state, _ = self.run_all(lambda lr: None)
         assert (state.best, state.edge) == (1e-3, True)
 
+    def test_several_seeds_choose_by_their_mean(self):
+        scale = dataclasses.replace(self.scale, tuning_seed=(1000, 1001))
+        losses = {1e-3: (3.0, 3.0), 2e-3: (2.5, 2.7), 4e-3: (2.0, 3.6)}  # the last is best on the first seed alone
+        known = {(rate, 1000 + i): record(loss) for rate, pair in losses.items() for i, loss in enumerate(pair)}
+
+        def look_up(run):
+            return known.get((run.lr, run.seed))
+
+        state = search(self.base, scale, look_up)
+        assert (state.best, state.edge, state.pending) == (2e-3, False, ())
+        assert state.losses == pytest.approx({1e-3: 3.0, 2e-3: 2.6, 4e-3: 2.8})
+        assert search(self.base, self.scale, look_up).pending[0].lr == 8e-3  # one seed went to the edge
+        lost = known.pop((1e-3, 1001))
+        state = search(self.base, scale, look_up)
+        assert [(run.lr, run.seed, run.total_steps) for run in state.pending] == [(1e-3, 1001, 50)]
+        assert state.best is None and set(state.losses) == {2e-3, 4e-3}
+        known |= {(1e-3, 1001): lost, (2e-3, 1001): record(status="diverged")}
+        assert search(self.base, scale, look_up).losses[2e-3] == float("inf")
+
     def test_the_search_is_shorter_and_on_its_own_seed(self):
         state = search(self.base, self.scale, lambda run: None)
         assert {(run.seed, run.total_steps) for run in state.pending} == {(1000, 50)}

@@ -295,9 +295,7 @@ def tuning_table(
         (arm, number(rates.get(arm)), *(_tried(losses, rate, rates.get(arm)) for rate in grid))
         for arm, losses in tuning.items()
     ]
-    note = (
-        f"Final validation loss [{unit}] on the tuning seed, one run each; *: chosen; ∞: diverged; a dash: not tried."
-    )
+    note = f"Final validation loss [{unit}] on the tuning seed, or the mean over several; *: chosen; ∞: diverged; a dash: not tried."
     return Table(("arm", "chosen", *(f"{rate:g}" for rate in grid)), rows, note)
 
 

@@ -100,7 +100,7 @@ def check(plan: "AnyPlan", scale: str, simulations: int = 20_000) -> Check:
         scale,
         chosen.kind,
         runs=len(arms) * len(chosen.seeds),
-        tuning_runs=len(arms) * len(rates),
+        tuning_runs=len(arms) * len(rates) * len(chosen.tuning_seeds),
         powers=powers,
         problems=tuple(problems),
         remarks=tuple(remarks),

@@ -53,18 +53,24 @@ class Scale:
 
     confirmatory: at least five seeds and simulated power of 0.8; exploratory: never ``supported``; demo: never judged.
     learning_rates: one grid for all arms, searched on ``tuning_seed`` over ``tuning_fraction`` of the steps; empty: the rate of the
-    training table. While the best rate lies at an edge the grid grows by its own ratio, at most ``extend`` times.
+    training table. Where ``tuning_seed`` is several, the lowest mean loss over them wins. While the best rate lies at an edge the grid
+    grows by its own ratio, at most ``extend`` times.
     """
 
     kind: Literal["confirmatory", "exploratory", "demo"]
     seeds: tuple[int, ...]
     train: dict[str, Any] = field(default_factory=dict)
     learning_rates: tuple[float, ...] = ()
-    tuning_seed: int = 1000
+    tuning_seed: int | tuple[int, ...] = 1000  # another field here would change the hash of every locked plan
     tuning_fraction: float = 0.5
     extend: int = 2
     arms: tuple[str, ...] = ()  # empty: all
     about: str = ""
+
+    @property
+    def tuning_seeds(self) -> tuple[int, ...]:
+        """The seeds on which every learning rate is tried."""
+        return self.tuning_seed if isinstance(self.tuning_seed, tuple) else (self.tuning_seed,)
 
 
 @dataclass(frozen=True)
@@ -160,9 +166,13 @@ class Plan:
                 raise InputError(
                     f"scale.{name}.seeds must be different integers, at least one, got {list(scale.seeds)}"
                 )
-            if scale.learning_rates and scale.tuning_seed in scale.seeds:
+            if len(set(scale.tuning_seeds)) < max(len(scale.tuning_seeds), 1):
                 raise InputError(
-                    f"scale.{name}: tuning_seed {scale.tuning_seed} is one of the seeds; learning rates need a separate seed"
+                    f"scale.{name}.tuning_seed must be one integer or different ones, got {list(scale.tuning_seeds)}"
+                )
+            if scale.learning_rates and (both := sorted(set(scale.tuning_seeds) & set(scale.seeds))):
+                raise InputError(
+                    f"scale.{name}: tuning_seed {both[0]} is one of the seeds; learning rates need a separate seed"
                 )
             if not 0 < scale.tuning_fraction <= 1:
                 raise InputError(f"scale.{name}.tuning_fraction must lie in (0, 1], got {scale.tuning_fraction}")

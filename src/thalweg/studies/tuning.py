@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from thalweg.studies.plan import Scale
@@ -12,7 +12,11 @@ from thalweg.training.config import TrainConfig
 
 @dataclass(frozen=True)
 class Tuning:
-    """State of the search for one arm. losses: rate -> final loss (inf if diverged). pending: the next runs. edge: the grid ended there."""
+    """State of the search for one arm.
+
+    losses: rate -> final loss, the mean over the tuning seeds (inf if one diverged), of rates whose runs are all there. pending: the next
+    runs. edge: the grid ended there.
+    """
 
     losses: dict[float, float]
     pending: tuple[TrainConfig, ...]
@@ -28,10 +32,12 @@ def search(base: TrainConfig, scale: Scale, look_up: Callable[[TrainConfig], Run
     """
     grid = sorted(scale.learning_rates)
     for extension in range(scale.extend + 1):
-        runs = {rate: tuning_run(base, scale, rate) for rate in grid}
-        records = {rate: look_up(run) for rate, run in runs.items()}
-        losses = {rate: _loss(record) for rate, record in records.items() if record is not None}
-        pending = tuple(run for rate, run in runs.items() if records[rate] is None)
+        runs = {rate: tuning_runs(base, scale, rate) for rate in grid}
+        records = {rate: [look_up(run) for run in tries] for rate, tries in runs.items()}
+        losses = {rate: mean for rate, found in records.items() if (mean := _mean_loss(found)) is not None}
+        pending = tuple(
+            run for rate in grid for run, found in zip(runs[rate], records[rate], strict=True) if found is None
+        )
         if pending:
             return Tuning(losses, pending, None, False)
         best = min(grid, key=lambda rate: (losses[rate], rate))
@@ -44,10 +50,16 @@ def search(base: TrainConfig, scale: Scale, look_up: Callable[[TrainConfig], Run
     raise AssertionError("unreachable")
 
 
-def tuning_run(base: TrainConfig, scale: Scale, rate: float) -> TrainConfig:
-    """The shortened run that tries ``rate``."""
+def tuning_runs(base: TrainConfig, scale: Scale, rate: float) -> list[TrainConfig]:
+    """The shortened runs that try ``rate``, one for each tuning seed."""
     steps = max(1, math.ceil(base.total_steps * scale.tuning_fraction))
-    return dataclasses.replace(base, lr=rate, seed=scale.tuning_seed, steps=steps, tokens=None)
+    return [dataclasses.replace(base, lr=rate, seed=seed, steps=steps, tokens=None) for seed in scale.tuning_seeds]
+
+
+def _mean_loss(records: Sequence[RunRecord | None]) -> float | None:
+    """None unless all are there."""
+    losses = [_loss(record) for record in records if record is not None]
+    return sum(losses) / len(losses) if len(losses) == len(records) else None
 
 
 def _loss(record: RunRecord) -> float:
