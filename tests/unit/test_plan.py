@@ -101,9 +101,12 @@ def test_confirmatory_plans_that_cannot_decide_are_refused(table, path, value, s
         check(parse(changed(table, path, value)), "small").require()
 
 
-def test_power_is_shown_in_the_sign_of_the_contrast_and_asks_nothing_of_a_demo(table):
+def test_every_tuning_seed_is_counted(table):
     several = parse(changed(table, "scale.small.tuning_seed", [1000, 1001, 1002]))
     assert check(several, "small").tuning_runs == 3 * check(parse(table), "small").tuning_runs > 0
+
+
+def test_power_is_shown_in_the_sign_of_the_contrast_and_asks_nothing_of_a_demo(table):
     (power,) = check(parse(table), "small").powers
     assert (power.result.effect, power.result.margin, power.direction) == (-0.06, -0.02, "less")
     assert -0.06 < power.result.detectable < -0.02
