@@ -124,9 +124,47 @@ def test_a_run_on_a_synthetic_task_is_pruned_by_its_answers(run, tmp_path, capsy
         assert first["score"] == pytest.approx(losses[1] - losses[0], abs=1e-5)
 
 
-def test_the_sequences_of_a_task_have_one_length(run, tmp_path, capsys):
+@pytest.mark.parametrize("asked", [["--heads", "0:1"], ["--by", "loss", "--count", 1]])
+def test_sequences_of_several_lengths_are_scored_whole(tmp_path, capsys, asked):
+    name = "copy:vocab=8,half=6,min_half=2"
+    shape = ["--depth", 2, "--width", 16, "--heads", 2, "--sequence-length", 13, "--batch-size", 2, "--threads", 1]
+    call("train", "--data", name, "--steps", 2, *shape, "-o", tmp_path / "run", "--quiet")
+    capsys.readouterr()
+    call("prune", tmp_path / "run", *asked, "--which", "last", "-o", tmp_path / "out", "--json", "--quiet")
+    found = json.loads(capsys.readouterr().out)
+    before, _ = load_decoder(tmp_path / "run", "last")
+    after = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    scored = 256 * (asked[0] == "--by")
+    batch = data.load(name).eval_batches("valid", None, scored + 256, 1)[0]
+    losses, changed, largest, tokens = torch.zeros(2), 0.0, 0.0, 0
+    for row in batch["input_ids"][scored:]:
+        half = int((row != 0).sum()) // 2
+        ids = row[None, : 2 * half + 1]
+        tokens += ids.numel()
+        with torch.no_grad():
+            said = [model(ids).logits[0].double() for model in (before, after)]
+        one, two = (logits.log_softmax(-1) for logits in said)
+        places = torch.arange(half + 1, 2 * half + 1)
+        losses += torch.tensor([-at[places - 1, row[places]].mean() for at in (one, two)])
+        changed += float((one.exp() * (one - two)).sum(-1).mean())
+        largest = max(largest, float((said[0] - said[1]).abs().max()))
+    assert len({int((row != 0).sum()) for row in batch["input_ids"]}) == 5
+    assert [found["loss_before"], found["loss_after"]] == pytest.approx((losses / 256).tolist(), abs=1e-5)
+    assert found["kl"] == pytest.approx(changed / 256, rel=1e-3, abs=1e-9)
+    assert found["difference"] == pytest.approx(largest, rel=1e-3)
+    assert found["tokens"] == tokens
+    if asked[0] == "--by":
+        first, losses = found["scores"][0], []
+        for factor in (1.0, 0.0):
+            surgery.mask_heads(before, {first["layer"]: {first["heads"][0]: factor}})
+            with torch.no_grad():
+                losses.append(before(batch["input_ids"][:256], labels=batch["labels"][:256]).loss.item())
+        assert first["score"] == pytest.approx(losses[1] - losses[0], abs=1e-5)
+
+
+def test_the_sequences_of_a_task_have_their_own_length(run, tmp_path, capsys):
     call("prune", run, "--heads", "0:1", "--length", 9, "-o", tmp_path / "out", code=2)
-    assert "whose sequences have one length; leave --length out" in error_of(capsys)
+    assert "whose sequences have their own length; leave --length out" in error_of(capsys)
 
 
 @pytest.mark.parametrize(

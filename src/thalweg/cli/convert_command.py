@@ -74,7 +74,8 @@ def run(args) -> ExitCode:
     folder = check_new(args.output)
     if args.connection is not None:
         wanted(args.connection, options)  # a slip is told before a model is loaded
-    source, rows = opened(args, TEXTS)
+    source, own = opened(args)
+    rows = classified(args, source, compared(args, own), TEXTS)
     count = sum(p.numel() for p in source.model.parameters())
     say(f"{source.name}: {source.family}, {count:,} parameters, {args.dtype}", quiet=args.quiet)
     made = convert(
@@ -118,10 +119,8 @@ def add_data(parser) -> None:
     )
 
 
-def opened(args, rows: int, *, recall: bool = False):
-    """The source that the arguments name, with the tokenizer of a run; and up to ``rows`` classified texts for a classifier, or None.
-
-    recall: for a run on a synthetic task as many of its sequences, which are short: enough to score by, not to prove that nothing changed.
+def opened(args):
+    """The source that the arguments name, with the tokenizer of a run; and the task that a run learned, or None.
 
     Raises: InputError, CheckpointError.
     """
@@ -131,34 +130,37 @@ def opened(args, rows: int, *, recall: bool = False):
     from thalweg.records.run import RunFolder
     from thalweg.surgery import Source, open_source
     from thalweg.surgery.source import FAMILY
-    from thalweg.surgery.text import labelled, recalled
 
     hush_bars(args.quiet)
     check_which(args.model, args.which)
     if args.data is not None and args.text is not None:
         raise InputError("--data and --text both say what is compared on; give one of them")
-    task = own = None
-    if RunFolder.is_run(args.model):
-        found, task = open_run_and_task(args.model, args.which or "best")
-        own = task if args.data == RunFolder.open(args.model).config.get("data") else None
-        source = Source(found.model, found.name, FAMILY, task.saved_tokenizer(), task.portable_settings())
-        if recall and task.kind == "synthetic" and args.text is None and (args.data is None or own is not None):
-            if args.length is not None:
-                raise InputError(
-                    f"{source.name} learned {task.name}, whose sequences have one length; leave --length out"
-                )
-            return source, recalled(task, rows=rows)
-        if task.objective != "classification" or args.text is not None:
-            task = None
-    else:
-        source = open_source(args.model, dtype=getattr(torch, args.dtype))
-    if args.data is not None:
-        task = data_of(args) if own is None else own
-    if task is None:
-        return source, None
+    if not RunFolder.is_run(args.model):
+        return open_source(args.model, dtype=getattr(torch, args.dtype)), None
+    found, own = open_run_and_task(args.model, args.which or "best")
+    return Source(found.model, found.name, FAMILY, own.saved_tokenizer(), own.portable_settings()), own
+
+
+def compared(args, own):
+    """The data that two models are compared on: those of --data, or what the run learned; None for a text. Raises: InputError."""
+    from thalweg.records.run import RunFolder
+
+    if args.text is not None:
+        return None
+    if args.data is None or (own is not None and args.data == RunFolder.open(args.model).config.get("data")):
+        return own
+    return data_of(args)
+
+
+def classified(args, source, task, rows: int):
+    """Up to ``rows`` texts of the classification ``task``; None where there is none and nobody asked for one. Raises: InputError."""
+    from thalweg.surgery.text import labelled
+
+    if task is None or (task.objective != "classification" and args.data is None):
+        return None
     if source.ours is None:
         raise InputError(f"--data is for classifiers of ours, and {source.name} is none; leave it out")
-    return source, labelled(source.ours.config, task, length=args.length, rows=rows)
+    return labelled(source.ours.config, task, length=args.length, rows=rows)
 
 
 def data_of(args):

@@ -1,7 +1,7 @@
 """``thalweg prune``: heads of a model taken away for good, named by a person or chosen by a measured score."""
 
 from thalweg.cli.console import deliver, say, table
-from thalweg.cli.convert_command import add_data, opened
+from thalweg.cli.convert_command import add_data, classified, compared, opened
 from thalweg.errors import ExitCode, InputError
 
 EXAMPLES = """examples:
@@ -51,7 +51,8 @@ def run(args) -> ExitCode:
     heads = None if args.heads is None else parse_heads(args.heads)
     check_choice(args, heads)
     folder = check_new(args.output)
-    source, rows = opened(args, TEXTS if args.by is None else 2 * TEXTS, recall=True)
+    source, own = opened(args)
+    rows = rows_of(args, source, own, TEXTS if args.by is None else 2 * TEXTS)
     say(f"{source.name}: {source.family}, {args.dtype}", quiet=args.quiet)
 
     def progress(done: int, total: int) -> None:
@@ -77,6 +78,23 @@ def run(args) -> ExitCode:
         args.json,
     )
     return ExitCode.OK
+
+
+def rows_of(args, source, own, rows: int):
+    """What heads are scored and models compared on: sequences of the synthetic task that a run learned, the texts of a classification;
+    None for a text. Raises: InputError.
+    """
+    from thalweg.data.synthetic import SyntheticTask
+    from thalweg.surgery.text import recalled
+
+    task = compared(args, own)
+    if task is not own or not isinstance(task, SyntheticTask):
+        return classified(args, source, task, rows)
+    if args.length is not None:
+        raise InputError(
+            f"{source.name} learned {task.name}, whose sequences have their own length; leave --length out"
+        )
+    return recalled(task, rows=rows)
 
 
 def show(record) -> None:

@@ -65,6 +65,10 @@ class SyntheticTask(Task):
         """Token numbers of the symbols that answers are made of."""
 
     @abstractmethod
+    def natural_length(self, split: str = "train") -> int:
+        """Tokens of the longest sequence."""
+
+    @abstractmethod
     def chance(self) -> dict[str, float]:
         """``chance`` (nats per scored token), ``chance_accuracy`` and ``chance_exact_match`` of the best guess that reads nothing."""
 
@@ -85,7 +89,7 @@ class SyntheticTask(Task):
     def notes_at(self, length: int) -> tuple[str, ...]:
         """Also how much of the sequences is padding, where they are longer than the task needs."""
         natural = self.natural_length()
-        if natural is None or length <= natural:
+        if length <= natural:
             return self.notes
         padding = f"{1 - natural / length:.0%} of what is computed is padding, and a length of {natural} is enough"
         return (*self.notes, f"sequences of {natural} tokens are filled up to {length}: {padding}")

@@ -155,11 +155,17 @@ def compare(theirs: nn.Module, ours: Transformer, sample: Sample, dtype: torch.d
 def examples(
     sample: Sample, causal: bool, device: torch.device
 ) -> Iterator[tuple[Int[Tensor, "1 t"], dict[str, Tensor], Int[Tensor, " n"]]]:
-    """Every row, what it is called with beside, and what each of its logits is to say, -100 where it says nothing that is known."""
+    """Every row, what it is called with beside, and what each of its logits is to say, -100 where it says nothing that is known.
+
+    Of a decoder's row the real tokens alone.
+    """
     for i, row in enumerate(sample.ids.to(device)):
         more = {} if sample.mask is None else {"attention_mask": sample.mask[i : i + 1].to(device)}
         if causal:
             said = row if sample.labels is None else sample.labels[i].to(device)
+            if sample.mask is not None:
+                real = more.pop("attention_mask")[0].bool()
+                row, said = row[real], said[real]
             answers = F.pad(said[1:], (0, 1), value=IGNORED)
         elif sample.labels is None:
             answers = torch.full_like(row, IGNORED)

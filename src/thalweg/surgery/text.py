@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thalweg.config import checked_path
 from thalweg.data import Task
+from thalweg.data.synthetic import PAD, SyntheticTask
 from thalweg.data.tasks.austen import HELD_OUT, novels
 from thalweg.data.text.tokenizer import token_ids
 from thalweg.errors import InputError
@@ -119,17 +120,13 @@ def labelled(config: DecoderConfig, task: Task, *, length: int | None = None, ro
     )
 
 
-def recalled(task: Task, *, rows: int) -> Sample:
-    """Up to ``rows`` validation sequences of a synthetic task, the answers alone scored."""
-    batch = task.unpadded("valid", task.natural_length("valid") or 0, rows)
-    note = "the loss is that of the answers"
+def recalled(task: SyntheticTask, *, rows: int) -> Sample:
+    """Up to ``rows`` validation sequences of a synthetic task, whole, the answers alone scored."""
+    batch = task.eval_batches("valid", task.natural_length("valid"), rows, 1)[0]
+    ids, name = batch["input_ids"], f"{task.name} (validation)"
+    real, notes = (ids != PAD).long(), ("the loss is that of the answers",)
     return Sample(
-        batch["input_ids"],
-        f"{task.name} (validation)",
-        task.fingerprint,
-        "the task",
-        labels=batch["labels"],
-        notes=(note,),
+        ids, name, task.fingerprint, "the task", None if real.all() else real, labels=batch["labels"], notes=notes
     )
 
 
