@@ -5,7 +5,11 @@ import math
 import pytest
 import torch
 
+from thalweg.errors import InputError
 from thalweg.ops import doubly_stochastic, sinkhorn
+from thalweg.ops.birkhoff import birkhoff
+from thalweg.ops.forward_mode import load_rules
+from thalweg.ops.grouped import grouped_linear
 
 
 def loops(logits, iterations):
@@ -139,3 +143,56 @@ def test_values_that_cannot_be_read_go_to_the_logarithms():
     assert seen == [False, True]
     assert not rule(torch.full((2, 2, 1), math.nan)) and not rule(torch.zeros(2, 2, 0))
     assert not rule(torch.tensor([[[math.inf]], [[0.0]]]))
+
+
+@pytest.mark.parametrize(
+    ("n", "size", "iterations"), [(4, 1e5, 2000), (2, 1e7, 20), (4, 1e7, 200), (4, 1e8, 20), (4, 1e30, 20)]
+)
+def test_derivatives_stay_small_where_the_grain_of_the_logits_is_large(n, size, iterations):
+    """Each half-step multiplies by a matrix whose sums are one; were they the exponential's, up to n, they would multiply to 1e21."""
+    logits = size * random(32, n, n, dtype=torch.float32).sign()
+    cotangent = random(32, n, n, seed=1, dtype=torch.float32)
+    _, gradient = both(logits, cotangent, iterations)
+    assert gradient.abs().max() < 2 * cotangent.abs().max()
+    load_rules()
+    pushed = torch.func.jvp(lambda z: sinkhorn(z, iterations), (logits,), (cotangent,))[1]
+    assert pushed.abs().max() < 2 * cotangent.abs().max()
+
+
+@pytest.mark.parametrize("eps", [1e-38, -1.0, math.inf, math.nan])
+def test_an_eps_that_sums_of_float32_do_not_bear(eps):
+    with pytest.raises(InputError, match="eps must be 0 or a finite number of at least 1e-30"):
+        sinkhorn(torch.zeros(2, 2), 2, eps=eps)
+
+
+def test_the_least_eps_keeps_huge_logits_finite():
+    logits = (1e4 * random(8, 4, 4, dtype=torch.float32).sign()).requires_grad_()
+    out = sinkhorn(logits, eps=1e-30)
+    out.backward(1e4 * torch.ones_like(out))
+    assert out.isfinite().all() and logits.grad.isfinite().all()
+
+
+OPERATIONS = {
+    "sinkhorn": sinkhorn,
+    "birkhoff": birkhoff,
+    "grouped": lambda x: grouped_linear(x[:, 0], random(2, 4, 3, dtype=torch.float32), torch.tensor([2, 3])),
+}
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*should not be instantiated:DeprecationWarning"
+)  # Dynamo instantiates it, and says so
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_forward_mode_inside_a_compiled_function_is_not_zero(name):
+    load_rules()
+    torch._dynamo.reset()
+    x, direction = (random(5, 3, 3, seed=seed, dtype=torch.float32) for seed in (0, 1))
+
+    def pushed(point, along):
+        return torch.func.jvp(OPERATIONS[name], (point,), (along,))[1]
+
+    compiled = torch.compile(
+        pushed, backend="aot_eager", fullgraph=name != "grouped"
+    )  # sizes are data, which a graph does not look at
+    assert torch.allclose(compiled(x, direction), pushed(x, direction), atol=1e-6)
+    torch._dynamo.reset()

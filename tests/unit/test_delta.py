@@ -268,7 +268,7 @@ def test_every_parameter_has_a_gradient_and_moves_within_three_steps(options, ga
         ({"value_channels": 0}, "at least 1"),
         ({"value_channels": 4, "kernel": 0}, "at least 1"),
         ({"gate": "mlp", "gate_hidden": 0}, "at least 1"),
-        ({"direction_eps": 0.0}, "positive"),
+        ({"direction_eps": 0.0}, "at least 1e-12"),
         ({"compress": "channels"}, "value_channels=4"),
         ({"expand": "convolution"}, "value_channels=4"),
     ],

@@ -5,7 +5,8 @@ import torch
 
 from thalweg import connections, mixers
 from thalweg.connections import Site
-from thalweg.errors import InputError
+from thalweg.errors import InputError, ShapeError
+from thalweg.testing import check_connection
 from thalweg.testing.subjects import scramble
 from thalweg.training.optim import make_groups
 
@@ -178,6 +179,36 @@ def test_per_stream_coefficients_see_the_size_of_no_stream_but_concatenated_ones
         scramble(stream, seed=7)
         found, other = (stream.sites[0].coefficients(x, stream.sites[0].all_logits(x)) for x in (state, louder))
         assert torch.allclose(found.mix, other.mix, atol=1e-12) == same
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-46, 1e-30])
+@pytest.mark.parametrize("source", ["per_stream", "concatenated"])
+def test_a_token_of_zeros_has_finite_coefficients_and_gradients_at_every_eps(source, eps):
+    site = stream_of(coefficients=source, coefficient_eps=eps).float()
+    scramble(site, seed=8)
+    state = torch.randn(1, 3, 4, 8)
+    state[:, 1] = 0
+    state.requires_grad_()
+    seen, context = site.sites[0].read(state)
+    written = site.sites[0].write(state, torch.ones(1, 3, 8), context)
+    (seen.sum() + written.sum()).backward()
+    assert written.isfinite().all() and state.grad.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in site.sites[0].logits.parameters())
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (3, 3), (2, 4, 3)])
+def test_a_forced_matrix_of_another_shape_is_refused(shape):
+    with pytest.raises(
+        ShapeError, match=r"a forced mixing matrix of 4 streams is \[\.\.\. 4 4\] \(to, from\), got shape"
+    ):
+        stream_of().sites[0].force_mix(torch.ones(shape))
+
+
+@pytest.mark.parametrize("mixer", ["spectral_sphere", "permutation"])
+def test_what_the_erasure_leaves_frozen_is_declared(mixer):
+    assert check_connection("mhc_delta", options={"mixer": mixer}, only=["moves"]).passed
+    reasons = connections.create("mhc_delta", width=8, sites=Site.decoder(1), mixer=mixer).frozen()
+    assert "as far as they erase unequally" in reasons["sites.1.logits.mix.*"]
 
 
 def test_biases_and_scales_do_not_decay_and_projections_do():

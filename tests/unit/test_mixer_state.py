@@ -165,3 +165,15 @@ def test_so_is_that_with_eps_as_far_as_eps_lets_it(eps, n, iterations):
     mixer = mixers.create("sinkhorn", n, eps=eps, iterations=iterations).double()
     off = (mixer(mixer.start().double()) - torch.eye(n)).abs().max().item()
     assert mixer.claims.identity == (off <= 0.05), off
+
+
+@pytest.mark.parametrize("name", mixers.names())
+def test_no_parameter_is_without_an_axis_which_fsdp_refuses(name):
+    assert all(p.ndim for p in mixers.create(name, streams=4).parameters())
+
+
+def test_gammas_that_were_saved_without_an_axis_load():
+    mine = stream_of("spectral_sphere")
+    saved = {name: value.reshape(()) * 2 if ".gamma_" in name else value for name, value in mine.state_dict().items()}
+    mine.load_state_dict(saved)
+    assert mine.sites[0].mixer.gamma_u.tolist() == [2.0] and mine.sites[1].mixer.gamma_v.tolist() == [2.0]

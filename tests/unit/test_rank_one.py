@@ -3,6 +3,9 @@
 import pytest
 import torch
 
+from thalweg import connections
+from thalweg.connections import Site
+from thalweg.errors import InputError
 from thalweg.ops.rank_one import delta, direction, reflect, write
 
 D, N = 7, 3
@@ -34,6 +37,16 @@ def test_direction_has_norm_one_at_every_width():
     for width in (2, 64, 1024):
         k = direction(torch.randn(4, width, generator=generator, dtype=torch.float64), eps=1e-5)
         torch.testing.assert_close(k.norm(dim=-1), torch.ones(4, dtype=torch.float64), atol=1e-9, rtol=0)
+
+
+def test_the_least_eps_has_a_finite_gradient_at_zero_and_smaller_ones_are_refused():
+    h = torch.zeros(3, requires_grad=True)
+    direction(h, eps=1e-12).sum().backward()
+    assert h.grad.isfinite().all()
+    for eps in (1e-13, 0.0, float("nan"), float("inf")):
+        for name, more in (("delta", {}), ("mhc_delta", {}), ("mgt", {"form": "rank1"})):
+            with pytest.raises(InputError, match="direction_eps must be finite and at least 1e-12"):
+                connections.create(name, width=8, sites=Site.decoder(1), direction_eps=eps, **more)
 
 
 def test_direction_follows_its_equation_where_eps_counts():

@@ -183,6 +183,22 @@ def test_depth_profile_of_states_and_of_sublayers(plan):
     assert observe(record(measures=rows), h).value == 0.2
 
 
+def test_a_profile_that_was_written_from_the_end_is_read_by_depth():
+    rows = [(2, "stream.end", 1.0), (1, "f", 1.1), (1, "a", 1.2), (0, "f", 1.3), (0, "a", 1.4)]
+    measures = [Measurement("amax_gain.to_end.backward", v, layer=layer, site=site, step=5) for layer, site, v in rows]
+    found = record(measures=measures).depth_profile("amax_gain.to_end.backward")
+    assert list(found.items()) == [(0, 1.4), (1, 1.2), (2, 1.0)]
+
+
+@pytest.mark.parametrize("name", ["amax_gain{}.forward", "amax_gain{}.backward", "sigma_2{}"])
+def test_the_product_to_the_end_of_all_sites_is_the_one_from_the_start(name):
+    path = min(RECORDS.glob("hyper_connections-*.jsonl"))
+    found = read(path)
+    to_end, from_start = (found.depth_profile(name.format(scope)) for scope in (".to_end", ".from_start"))
+    assert to_end[0] == pytest.approx(from_start[max(from_start)], rel=1e-5)
+    assert to_end[max(to_end)] == pytest.approx(from_start[0], rel=1e-5)
+
+
 @pytest.mark.parametrize("at", ["middle", "layer:x"])
 def test_wrong_at(at):
     with pytest.raises(InputError):

@@ -39,8 +39,8 @@ from thalweg.connections.base import (
     reference_norm,
     shaped,
 )
-from thalweg.errors import InputError
-from thalweg.ops.precision import full_precision, wide
+from thalweg.errors import InputError, ShapeError
+from thalweg.ops.precision import full_precision, wide, wide_dtype
 
 MOST_STREAMS = 64  # a state of more copies than this is a slip of the hand
 
@@ -149,11 +149,14 @@ class ManyStreamsSite(StreamSite):
     def coefficients(self, state: Float[Tensor, "b t n d"], logits: dict[str, Tensor]) -> Coefficients:
         """Read, write and mixing weights at every token."""
         o, wanted = self.options, (*state.shape[:2], self.options.streams)
-        read = wide(state).new_full((), 1 / o.streams).expand(wanted)
-        if o.read != "mean":
+        fixed = {"dtype": wide_dtype(state.dtype), "device": state.device}
+        if o.read == "mean":
+            read = torch.full((), 1 / o.streams, **fixed).expand(wanted)
+        else:
             read = torch.sigmoid(logits["read"]) + o.read_eps if o.read == "sigmoid" else logits["read"]
-        write = wide(state).new_ones(()).expand(wanted)
-        if o.write != "ones":
+        if o.write == "ones":
+            write = torch.ones((), **fixed).expand(wanted)
+        else:
             write = 2 * torch.sigmoid(logits["write"]) if o.write == "double_sigmoid" else logits["write"]
         return Coefficients(read, write, self._mix(state, logits.get("mix")))
 
@@ -162,7 +165,7 @@ class ManyStreamsSite(StreamSite):
         if self._forced is not None:
             return wide(self._forced.to(state.device)).expand(*shape, n, n)
         if logits is None:
-            return self.mixer(wide(state).new_empty(*shape, 0))
+            return self.mixer(torch.empty(*shape, 0, dtype=wide_dtype(state.dtype), device=state.device))
         if not self.options.dynamic:  # one matrix for all tokens, made once
             return self.mixer(wide(cast("Logits", self.logits["mix"]).bias)).expand(*shape, n, n)
         return self.mixer(logits)
@@ -196,6 +199,11 @@ class ManyStreamsSite(StreamSite):
         return Mixing(context.read, context.write, context.mix, self.all_logits(state).get("mix"))
 
     def force_mix(self, mix):
+        n = self.options.streams
+        if mix is not None and (mix.ndim < 2 or mix.shape[-2:] != (n, n)):
+            raise ShapeError(
+                f"a forced mixing matrix of {n} streams is [... {n} {n}] (to, from), got shape {list(mix.shape)}"
+            )
         self._forced = mix
 
     def reset_parameters(self):
@@ -211,6 +219,7 @@ class ManyStreams(Stream):
 
     Options = ManyStreamsOptions
     SiteModule = ManyStreamsSite
+    LAST = "after the last site the streams are added up, and no matrix with columns that sum to one changes their sum"
     options: ManyStreamsOptions
 
     def __init__(self, width: int, sites: Sequence[Site], options: ManyStreamsOptions):
@@ -269,8 +278,7 @@ class ManyStreams(Stream):
             why = "at the first site the streams are copies of the embedding, which no matrix with rows that sum to one changes"
             found |= {f"sites.0.{part}": why for part in parts}
         if n > 1 and claims.columns == "exact" and self.options.contraction != "head":
-            why = "after the last site the streams are added up, and no matrix with columns that sum to one changes their sum"
-            found |= {f"sites.{len(self.sites) - 1}.{part}": why for part in parts}
+            found |= {f"sites.{len(self.sites) - 1}.{part}": self.LAST for part in parts}
         return found
 
     def equals_at_start(self):

@@ -6,6 +6,7 @@ from typing import Literal
 
 from thalweg.connections.base import ConnectionOptions
 from thalweg.errors import InputError
+from thalweg.ops.rank_one import check_direction_eps
 
 
 @dataclass(frozen=True)
@@ -97,9 +98,9 @@ class MGTOptions(ConnectionOptions):
         alpha = self.alpha_start(sublayers=1)
         if self.alpha_kind == "positive" and alpha <= 0:
             raise InputError(f"alpha_kind 'positive' (a softplus) starts above 0, got alpha {alpha}; give alpha > 0")
-        for name in ("beta_scale", "direction_eps"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise InputError(f"{name} must be positive and finite, got {getattr(self, name)}")
+        if not 0 < self.beta_scale < math.inf:
+            raise InputError(f"beta_scale must be positive and finite, got {self.beta_scale}")
+        check_direction_eps(self.direction_eps)
         for name, value in asdict(self.start).items():
             if value is not None and not math.isfinite(value):
                 raise InputError(f"{name} must be finite, got {value}")

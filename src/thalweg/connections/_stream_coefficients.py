@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from thalweg.ops.precision import full_precision, wide
 
+FLOOR = 1e-24  # of a mean square: a stream of zeros has no direction, and float32 no gradient of the root of less
+
 Source = Literal["concatenated", "per_stream"]
 
 
@@ -69,7 +71,8 @@ def project(
     x = wide(state)
     with full_precision(x):
         x = x.flatten(2) if source == "concatenated" else x
-        scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+        power = x.square().mean(-1, keepdim=True) + eps
+        scale = torch.rsqrt(power if eps >= FLOOR else power.clamp(min=FLOOR))
         weight = torch.cat([wide(projection) for projection in dynamic])
         products = (x @ weight.mT) * scale
     if tanh:

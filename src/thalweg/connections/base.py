@@ -163,7 +163,7 @@ class StreamSite(nn.Module):
     def force_mix(self, mix: Float[Tensor, "*batch to from"] | None) -> None:
         """Use this matrix in place of the learned one (broadcast over tokens), for ablations and tests; None: the learned one again.
 
-        For sites that ``mixes``.
+        For sites that ``mixes``. Raises: ShapeError.
         """
         raise NotImplementedError(f"{type(self).__name__} mixes no streams")
 

@@ -24,7 +24,7 @@ from thalweg.connections.base import (
     shaped,
 )
 from thalweg.errors import InputError
-from thalweg.ops.rank_one import delta, direction, write
+from thalweg.ops.rank_one import check_direction_eps, delta, direction, write
 
 BETA_START = (0.01, 1.99)  # outside, the sigmoid of the gate is flat and the gate hardly learns
 
@@ -67,8 +67,7 @@ class DeltaOptions(ConnectionOptions):
                 f"compress={self.compress!r} with expand={self.expand!r} needs the matrix state, got value_channels=1; "
                 "set value_channels=4, or leave both at their defaults"
             )
-        if not self.direction_eps > 0:
-            raise InputError(f"direction_eps must be positive, got {self.direction_eps}")
+        check_direction_eps(self.direction_eps)
         if self.fixed_beta is not None and not 0 <= self.fixed_beta <= 2:
             raise InputError(f"fixed_beta must be in [0, 2], got {self.fixed_beta}")
         if not 0 < self.beta_start < 2:

@@ -48,8 +48,14 @@ class HyperConnections(ManyStreams):
             "part that the stream itself decides. At the end the streams are added up."
         ),
         constraint="none: products of the mixing matrices over depth may grow or vanish",
-        chosen=("the norm of the dynamic part has no weight of its own: the projection absorbs it",),
-        deviations=("mix is the transpose of the paper's A_r: rows are ``to``",),
+        chosen=(
+            "the norm of the dynamic part is an rms norm, as mHC restates it, and has no weight of its own: the projection absorbs it",
+        ),
+        deviations=(
+            "mix is the transpose of the paper's A_r: rows are ``to``",
+            "read and mix have a scale of their own each, as in mHC Eq. 5; the paper's Eq. 12 and 13 share one, s_alpha",
+            "output layers start as those of the other connections do; the paper scales their weights by sqrt(n), without saying which way",
+        ),
         verified=(
             "loop-written reference in float64, outputs and all gradients",
             "hyper-connections (PyPI), dynamic and static; outputs and gradients in float64",

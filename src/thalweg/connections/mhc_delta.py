@@ -13,7 +13,7 @@ from thalweg.connections._stream_references import sigmoid
 from thalweg.connections.base import Facts
 from thalweg.errors import InputError
 from thalweg.ops.precision import full_precision, wide
-from thalweg.ops.rank_one import direction
+from thalweg.ops.rank_one import check_direction_eps, direction
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,7 @@ class MHCDeltaOptions(ManyStreamsOptions):
         super().__post_init__()
         if not 0 < self.erase_start < 2:
             raise InputError(f"erase_start must be inside (0, 2), got {self.erase_start}: at the ends its gate is dead")
-        if not 0 < self.direction_eps < math.inf:
-            raise InputError(f"direction_eps must be positive and finite, got {self.direction_eps}")
+        check_direction_eps(self.direction_eps)
 
 
 class DeltaCoefficients(NamedTuple):
@@ -106,6 +105,10 @@ class MHCDelta(ManyStreams):
 
     Options = MHCDeltaOptions
     SiteModule = MHCDeltaSite
+    LAST = (
+        "after the last site the streams are added up, and a matrix with columns that sum to one changes their sum only as far as they "
+        "erase unequally"
+    )
     options: MHCDeltaOptions
     facts = Facts(
         source="ours: mHC (arXiv 2512.24880) Eq. 3 and 7-9 with the operator of Deep Delta Learning (arXiv 2601.00417 v3)",

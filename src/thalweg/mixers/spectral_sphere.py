@@ -48,12 +48,19 @@ class SpectralSphere(Mixer):
     def __init__(self, streams, options):
         super().__init__(streams, options)
         if self.turns:
-            self.gamma_u, self.gamma_v = nn.Parameter(torch.empty(())), nn.Parameter(torch.empty(()))
+            # one axis: FSDP refuses parameters without any
+            self.gamma_u, self.gamma_v = nn.Parameter(torch.empty(1)), nn.Parameter(torch.empty(1))
         self.reset_parameters()
 
     def reset_parameters(self):
         for parameter in self.parameters():
             nn.init.ones_(parameter)
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *rest):
+        for name in (f"{prefix}gamma_u", f"{prefix}gamma_v"):  # saved without an axis until they got one
+            if name in state_dict and state_dict[name].ndim == 0:
+                state_dict[name] = state_dict[name].reshape(1)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
 
     @property
     def turns(self) -> int:
@@ -106,9 +113,10 @@ class SpectralSphere(Mixer):
     def reference(self, logits):
         n, k = self.streams, self.turns
         t, zero = [torch.tanh(logit) for logit in logits], logits.new_zeros(())
+        gamma = [] if not k else [self.gamma_u[0], self.gamma_v[0]]
         if k:
-            u = cayley_loops(skew_loops([self.gamma_u * value for value in t[:k]], n - 1, zero))
-            v = cayley_loops(skew_loops([self.gamma_v * value for value in t[k : 2 * k]], n - 1, zero))
+            u = cayley_loops(skew_loops([gamma[0] * value for value in t[:k]], n - 1, zero))
+            v = cayley_loops(skew_loops([gamma[1] * value for value in t[k : 2 * k]], n - 1, zero))
         else:
             u = v = [[logits.new_ones(())] for _ in range(n - 1)]
         z = [[0.0] * (n - 1) for _ in range(n)]

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from thalweg.ops.own_attention import transformed
+from thalweg.ops.forward_mode import transformed
 from thalweg.ops.precision import wide
 
 KERNEL = "_scaled_dot_product_flash_attention_for_cpu"  # what scaled_dot_product_attention runs on a CPU

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thalweg.errors import InputError, ShapeError
+from thalweg.ops.forward_mode import transformed
 from thalweg.ops.precision import wide_dtype
 
 WARM = 4.0  # spread of the scaled logits at the first step: there one Newton step is nearly enough
@@ -48,9 +49,8 @@ def birkhoff(logits: Float[Tensor, "*batch to from"], steps: int = 40) -> Float[
     z = logits.double().reshape(-1, *shape[-2:]).permute(1, 2, 0).contiguous()
     z = z.clamp(-HUGE, HUGE)
     z = z * (WIDEST / _spread(_centred(z)).clamp(min=WIDEST))
-    p = (
-        _operator(z, steps) if torch.compiler.is_compiling() else _Birkhoff.apply(z, steps)
-    )  # one opaque node, as for sinkhorn
+    opaque = torch.compiler.is_compiling() and not transformed()  # one node of the graph, as for sinkhorn
+    p = _operator(z, steps) if opaque else _Birkhoff.apply(z, steps)
     return p.permute(2, 0, 1).reshape(shape).to(dtype)
 
 

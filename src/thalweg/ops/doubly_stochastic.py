@@ -3,10 +3,11 @@
 Axis legend: ``to`` and ``from`` are streams, ``T`` is everything else. The work is done token-last, [to from T], because reductions over
 a leading axis of four run over contiguous memory; over a trailing axis of four they do not.
 
-Two forms of one function: with logarithms, right for logits of any finite size, and with products of exponentials, some four times as fast on a
-CPU, taken where the logits of a call lie within ``NARROW`` of each other, so that no product can overflow or vanish.
+Two forms of one function: with logarithms, finite for logits of any finite size, and with products of exponentials, some four times as fast on
+a CPU, taken where the logits of a call lie within ``NARROW`` of each other, so that no product can overflow or vanish.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -14,8 +15,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thalweg.errors import InputError, ShapeError
+from thalweg.ops.forward_mode import transformed
 from thalweg.ops.precision import wide
 
+LEAST_EPS = 1e-30  # with a smaller one sums that vanish in float32 would be divided by
 NARROW = {torch.float32: 30.0, torch.float64: 300.0}  # scalings reach exp(+-2 NARROW), which these types hold with room
 
 
@@ -24,11 +27,13 @@ def sinkhorn(
 ) -> Float[Tensor, "*batch to from"]:
     """exp(logits), then ``iterations`` times: normalise the other axis first and ``last`` last.
 
-    ``last`` is the axis summed over in the final normalisation: with -1 every row sums to exactly one, and the columns only as far as
-    the iterations have converged, which depends on the spread of the logits. That is the order of the paper for ``mix[to, from]``. The
+    ``last`` is the axis summed over in the final normalisation: with -1 and no eps every row sums to exactly one, and the columns only as far
+    as the iterations have converged, which depends on the spread of the logits. That is the order of the paper for ``mix[to, from]``. The
     released code keeps ``comb[from, to]`` and ends with the columns; transposed it is the same function.
-    eps: the released code adds 1e-6 to the first softmax and to every sum; 0 (the paper) has none. Then the work is in the log domain:
-    finite, with finite gradients, for logits of any finite size.
+    eps: the released code adds 1e-6 to the first softmax and to every sum, so that rows sum to a little less than one, or to 0.8 where
+    one iteration meets logits of +-30; 0 (the paper) has none, and the least other is 1e-30. Then the work is in the log domain: finite, with
+    finite gradients, for logits of any finite size, and as accurate as their grain lets it be: of float32 logits of 1e4 to 1e-3, of 1e8 no
+    longer.
     Shapes: [... to from] -> [... to from], float32 or wider. The gradient is that of the iterations, not of their limit. Forward over
     forward differentiation is not supported by torch for such a function and gives zero; every other pair is.
     Raises: ShapeError, InputError.
@@ -43,8 +48,8 @@ def sinkhorn(
         raise InputError(f"sinkhorn needs a whole number of iterations, at least one, got {iterations!r}")
     if last not in (-1, -2):
         raise InputError(f"last is the axis of the final normalisation, -1 or -2, got {last}")
-    if not isinstance(eps, int | float) or not eps >= 0:
-        raise InputError(f"eps must be a number that is not negative, got {eps!r}")
+    if not isinstance(eps, int | float) or not (eps == 0 or LEAST_EPS <= eps < math.inf):
+        raise InputError(f"eps must be 0 or a finite number of at least {LEAST_EPS}, got {eps!r}")
     if last == -2:
         return sinkhorn(logits.mT, iterations, -1, eps).mT
     shape, z = logits.shape, wide(logits)
@@ -52,7 +57,9 @@ def sinkhorn(
     z = z.permute(1, 2, 0).contiguous()
     if eps:
         p = _with_eps(z, iterations, eps)
-    elif torch.compiler.is_compiling():  # one opaque node: unrolled, the inductor needs half a minute for each shape
+    elif (
+        torch.compiler.is_compiling() and not transformed()
+    ):  # one opaque node: unrolled, the inductor needs half a minute for each shape
         p = _operator(z, iterations)
     else:
         p = _Sinkhorn.apply(z, iterations)
@@ -83,7 +90,7 @@ def _potentials(z: Tensor, iterations: int) -> list[tuple[Tensor, Tensor]]:
 
 def _narrow(z: Tensor) -> bool:
     """Whether exponentials will do. On a CPU only, where looking at values stops nothing."""
-    if z.device.type != "cpu" or z.dtype not in NARROW or not z.numel():
+    if z.device.type != "cpu" or z.dtype not in NARROW or not z.numel() or torch.compiler.is_compiling():
         return False
     try:
         return bool(z.amax() - z.amin() <= NARROW[z.dtype])
@@ -114,20 +121,18 @@ def _forward(z: Tensor, iterations: int) -> Tensor:
 def _backward(z: Tensor, gradient: Tensor, iterations: int) -> Tensor:
     """Walk the iterations back; the potentials are made again, so only the logits are kept between the passes.
 
-    f = -logsumexp_from(z + g) has df = -softmax_from(z + g) (dz + dg), and that softmax is exp(z + g + f); likewise for g.
+    f = -logsumexp_from(z + g) has df = -softmax_from(z + g) (dz + dg), and likewise for g. That softmax is exp(z + g + f), but its sums are
+    one also where the grain of the logits is not small: those of the exponential, up to n, would multiply over the iterations.
     """
     if _narrow(z):
         return _backward_narrow(z, gradient, iterations)
     pairs = _potentials(z, iterations)
-    f, g = pairs[-1]
-    dz = gradient * torch.exp(z + g + f)  # in this order it is at most one also where the logits are huge
+    dz = gradient * torch.softmax(z + pairs[-1][1], 1)
     df, dg = dz.sum(1, keepdim=True), dz.sum(0, keepdim=True)
     for step in range(iterations - 1, -1, -1):
-        f, g = pairs[step]
-        share = df * torch.exp(z + g + f)
+        share = df * torch.softmax(z + pairs[step][1], 1)
         dz, dg = dz - share, dg - share.sum(0, keepdim=True)
-        before = pairs[step - 1][0] if step else torch.zeros_like(f)
-        share = dg * torch.exp(z + before + g)
+        share = dg * torch.softmax(z + pairs[step - 1][0] if step else z, 0)
         dz, df = dz - share, -share.sum(1, keepdim=True)
         dg = torch.zeros_like(dg)
     return dz
@@ -155,14 +160,14 @@ def _backward_narrow(z: Tensor, gradient: Tensor, iterations: int) -> Tensor:
 
 def _push(z: Tensor, direction: Tensor, iterations: int) -> Tensor:
     """Directional derivative of :func:`_forward`."""
-    df = torch.zeros_like(z[:, :1])
-    before = df
-    dg, f, g = df, df, df
+    before = df = dg = torch.zeros_like(z[:, :1])
+    p = z
     for f, g in _potentials(z, iterations):
-        dg = -(torch.exp(z + before + g) * (direction + df)).sum(0, keepdim=True)
-        df = -(torch.exp(z + g + f) * (direction + dg)).sum(1, keepdim=True)
+        dg = -(torch.softmax(z + before, 0) * (direction + df)).sum(0, keepdim=True)
+        p = torch.softmax(z + g, 1)
+        df = -(p * (direction + dg)).sum(1, keepdim=True)
         before = f
-    return torch.exp(z + g + f) * (direction + df + dg)
+    return p * (direction + df + dg)
 
 
 class _Sinkhorn(torch.autograd.Function):

@@ -1,10 +1,11 @@
-"""Forward-mode derivatives, without the warning that torch gives at the first one in a process."""
+"""Forward-mode derivatives: without the warning that torch gives at the first one in a process, and whether they are at work."""
 
 import warnings
 from collections.abc import Callable
 from functools import cache
 
 import torch
+import torch.autograd.forward_ad as fwAD
 from torch import Tensor
 
 
@@ -14,6 +15,11 @@ def load_rules() -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r".*torch\.jit", DeprecationWarning)
         torch.func.jvp(torch.sin, (torch.zeros(()),), (torch.ones(()),))
+
+
+def transformed() -> bool:
+    """Whether forward-mode derivatives, vmap or the like are at work, which a function of our own does not know."""
+    return fwAD._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None  # type: ignore[attr-defined]  # private, but there is no other way
 
 
 def jvp(function: Callable[[Tensor], Tensor], point: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from thalweg.ops.forward_mode import transformed
+
 
 def grouped_linear(
     x: Float[Tensor, "rows in"], weight: Float[Tensor, "groups out in"], sizes: Int[Tensor, " groups"]
@@ -20,7 +22,7 @@ def grouped_linear(
     Cost: one matrix product per group, so the work is that of the rows whatever the sizes; on a device the sizes are read once per call,
     which waits for it.
     """
-    if torch.compiler.is_compiling() or isinstance(x, FakeTensor):
+    if (torch.compiler.is_compiling() and not transformed()) or isinstance(x, FakeTensor):
         return _operator(x, weight, sizes)
     return _forward(x, weight, sizes.tolist())
 

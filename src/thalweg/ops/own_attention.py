@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.autograd.forward_ad as fwAD
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from thalweg.errors import InputError, ShapeError
+from thalweg.ops.forward_mode import transformed
 from thalweg.ops.precision import full_precision, wide
 
 CHUNK = 128  # queries whose scores are held at once
@@ -136,11 +136,6 @@ class _Recomputed(torch.autograd.Function):
             share = torch.exp(wide(sinks)[:, None] - total)
             to_sinks = -torch.where(weight == 0, 0.0, weight * share).sum((0, 2)).to(sinks.dtype)
         return None, to_query, to_key.to(key.dtype), to_sinks
-
-
-def transformed() -> bool:
-    """Whether forward-mode derivatives, vmap or the like are at work, which a function of our own does not know."""
-    return fwAD._current_level >= 0 or torch._C._functorch.maybe_current_level() is not None  # type: ignore[attr-defined]  # private, but there is no other way
 
 
 def _own(scores: Tensor, offset: int, sinks: Tensor | None, masked: bool) -> tuple[Tensor, Tensor]:

@@ -5,17 +5,29 @@ transpose of the d x d_v matrix of the literature, so ``k^T X`` contracts its la
 its state; the arithmetic runs in float32 or wider, autocast or not.
 """
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from thalweg.errors import InputError
 from thalweg.ops.precision import full_precision, wide
+
+LEAST_EPS = 1e-12  # of a smaller one the gradient at zero overflows in float32
+
+
+def check_direction_eps(eps: float) -> None:
+    """Raises: InputError for an eps that :func:`direction` does not bear."""
+    if not LEAST_EPS <= eps < math.inf:
+        raise InputError(f"direction_eps must be finite and at least {LEAST_EPS}, got {eps}")
 
 
 def direction(h: Float[Tensor, "*batch d"], eps: float = 1e-5) -> Float[Tensor, "*batch d"]:
     """k = h / sqrt(|h|^2 + eps^2): a vector of norm |h| / sqrt(|h|^2 + eps^2), which is 1 for all but the smallest h.
 
-    Shapes: [... d] -> [... d], float32 or wider. No further factor 1 / sqrt(d); h = 0 gives k = 0, its gradient finite.
+    Shapes: [... d] -> [... d], float32 or wider. No further factor 1 / sqrt(d); h = 0 gives k = 0, its gradient finite, with eps from 1e-12 on.
+    In float32 |h| lies below 1e19, where its square overflows.
     Source: Deep Delta Learning, arXiv 2601.00417 v3 (the direction of the rank-one update).
     """
     h = wide(h)

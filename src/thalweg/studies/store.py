@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from thalweg.errors import CheckpointError, InputError
 from thalweg.records import jsonl
@@ -70,11 +70,13 @@ class RunRecord:
         ]
         steps = {row.step for row in rows if row.step is not None}
         wanted = step if step is not None else max(steps, default=None)
+        rows = [row for row in rows if row.step == wanted]
+        of_states = any(row.site == "stream.end" for row in rows)
+        if of_states and rows[0].site == "stream.end":  # products up to the end are made, and written, from there on
+            rows.reverse()
         by_layer: dict[int, list[float]] = {}
         for row in rows:
-            if row.step == wanted and row.layer is not None:
-                by_layer.setdefault(row.layer, []).append(row.value)
-        of_states = any(row.site == "stream.end" for row in rows)
+            by_layer.setdefault(cast("int", row.layer), []).append(row.value)
         return {layer: values[0] if of_states else sum(values) / len(values) for layer, values in by_layer.items()}
 
 

@@ -20,5 +20,9 @@ def check(plan: CompressionPlan, scale: str, simulations: int = 20_000) -> Check
             problems.append(f"{h.id} ranks by the layer-wise KL; set kl_documents")
         if not chosen.choices and "accuracy_drop" in (h.measure, h.fidelity):
             problems.append(f"{h.id} reads the cloze accuracy; set choices")
+    edits = [plan.edits[name] for name in plan.arms_at(scale)]
+    by_kl = dict.fromkeys(arm.family for arm in edits if arm.protect and arm.protect.by == "kl")
+    if not chosen.kl_documents:
+        problems += [f"{family} protects layers by the layer-wise KL; set kl_documents" for family in by_kl]
     identities = {(plan.subject_of(plan.edits[a].family), plan.edits[a].identity) for a in plan.arms_at(scale)}
     return over_documents(plan, scale, hypotheses, len(identities), problems, simulations)

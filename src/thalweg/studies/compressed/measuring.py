@@ -30,7 +30,7 @@ from thalweg.evaluation.subjects import check_causal, check_tokenizer
 from thalweg.evaluation.windows import Window
 from thalweg.ops.precision import wide
 from thalweg.studies.compressed.observe import layerwise
-from thalweg.studies.compressed.plan import BRANCHES, CompressionArm, CompressionPlan
+from thalweg.studies.compressed.plan import BRANCHES, ERRORS, CompressionArm, CompressionPlan
 from thalweg.studies.compressed.texts import Readings, readings
 from thalweg.studies.edits.store import EditRow, now
 from thalweg.studies.edits.subjects import OpenSubject
@@ -236,11 +236,16 @@ class Bench:
 
 
 def chosen_by(arm: CompressionArm, named: EditRow, depth: int) -> list[float]:
-    """What the predictor of a protected arm says of every layer, larger where more is lost."""
+    """What the predictor of a protected arm says of every layer, larger where more is lost. Raises: InputError where it was not measured."""
     assert arm.protect is not None
     if arm.protect.by == "chance":
         order = np.random.default_rng(arm.protect.seed).permutation(depth)
         return [float(v) for v in order]
+    if arm.protect.by not in ERRORS and arm.protect.by not in named.layers:
+        need = "set kl_documents in the scale" if arm.protect.by == "kl" else "name an arm that compresses something"
+        raise InputError(
+            f"{arm.name} protects layers by {arm.protect.by}, which the record of {arm.protect.of} does not hold; {need}"
+        )
     return layerwise(arm.protect.by, arm.protect.branch, named)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from thalweg.studies.check import Check, powers_of, undecided, underpowered
-from thalweg.studies.edits.plan import EditPlan
+from thalweg.studies.edits.plan import EditHypothesis, EditPlan
 from thalweg.studies.plan import Hypothesis
 
 if TYPE_CHECKING:
@@ -23,11 +23,29 @@ def check(plan: EditPlan, scale: str, simulations: int = 20_000) -> Check:
     problems = []
     if any(h.against for h in hypotheses) and not chosen.audit:
         problems.append("hypotheses over layers need audited documents; set audit")
+    problems += [line for h in hypotheses for line in _unmeasured(plan, chosen.documents, h)]
     if plan.text.evaluation == "likelihood" and any(t % plan.text.buckets for t in _lengths(plan, scale)):
         problems.append(f"tokens must be a multiple of buckets ({plan.text.buckets})")
     identities = {(plan.subject_of(plan.edits[a].family), plan.edits[a].identity) for a in plan.arms_at(scale)}
     powered = [h for h in hypotheses if not h.against]
     return over_documents(plan, scale, powered, len(identities), problems, simulations)
+
+
+def _unmeasured(plan: EditPlan, documents: int, h: EditHypothesis) -> list[str]:
+    """What the records will not hold although a hypothesis rests on it."""
+    if h.against:
+        (family,) = h.contrast
+        if h.against == "applied" and plan.arms[family].edit.get("site") == "block":
+            return [
+                f"{h.id} is against applied, which has no value at site block; say against = drift, or edit another site"
+            ]
+        return []
+    families = dict.fromkeys(plan.edits[arm].family for arm in h.contrast)
+    return [
+        f"{h.id} is judged on {documents} documents, arms.{name} reads {plan.arms[name].documents}; leave documents out of arms.{name}"
+        for name in families
+        if 0 < plan.arms[name].documents < documents
+    ]
 
 
 def over_documents(

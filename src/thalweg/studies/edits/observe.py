@@ -85,12 +85,25 @@ def _over_layers(plan: EditPlan, h: EditHypothesis, found: Records) -> Trial:
     for arm in arms:
         layer, there = int(arm.alone or 0), found.get(arm.name)
         y[layer] = None if there is None else observed(h, float(np.mean(measured(h.measure, h.at, there))))
-        x[layer] = None if there is None else _beside(h.against, layer, there)
-    return LayerTrial(h, {h.measure: y, h.against: x}, "layer", "layers", (h.measure, h.against))
+        x[layer] = None if there is None else _beside(h, layer, there)
+    seen = {name: _spread(name, column) for name, column in ((h.measure, y), (h.against, x))}
+    return LayerTrial(h, seen, "layer", "layers", (h.measure, h.against))
 
 
-def _beside(name: str, layer: int, found: Found) -> Observation:
-    column = (found.unedited if name == "self_share" else found.row).layers.get(name) or []
-    at = -1 if name == "drift" else layer
+def _beside(h: EditHypothesis, layer: int, found: Found) -> Observation:
+    name, row = h.against, found.unedited if h.against == "self_share" else found.row
+    column, at = row.layers.get(name) or [], -1 if name == "drift" else layer
     value = column[at] if column and at < len(column) else None
-    return Observation(value, reason=f"no {name} of layer {layer}: no document was audited")
+    if value is not None:
+        return observed(h, value)
+    why = "its audit measures none" if row.layers else "no document was audited"
+    return Observation(None, reason=f"no {name} of layer {layer}: {why}")
+
+
+def _spread(name: str, column: dict[int, Observation | None]) -> dict[int, Observation | None]:
+    """A column over layers; where all its values are one, nothing can be ranked by them and none is left."""
+    values = {o.value for o in column.values() if o is not None}
+    if len(values) != 1 or None in column.values() or None in values:
+        return column
+    reason = f"all layers have the same {name}, {values.pop():g}, so that it orders nothing"
+    return dict.fromkeys(column, Observation(None, reason=reason))

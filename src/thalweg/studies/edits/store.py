@@ -1,7 +1,8 @@
 """Records of edits: one JSONL file for each subject on each text, one line for each edit that is complete."""
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,33 @@ def find(folder: Path, label: str, fingerprint: str) -> EditRecord | None:
             f"{path} is of another subject or text (fingerprint {record.fingerprint[:12]}); remove it"
         )
     return record
+
+
+@contextmanager
+def held(folder: Path, label: str, fingerprint: str) -> Iterator[None]:
+    """Be the only process that adds to a record; the system gives the lock up when the process ends, however it ends.
+
+    Raises: InputError if another process has it, or if the folder cannot be written.
+    """
+    from filelock import FileLock, Timeout
+
+    path = path_of(folder, label, fingerprint)
+    lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=0)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        raise InputError(
+            f"another process adds to the record {path}; wait for it, then the same command runs what is missing"
+        ) from None
+    except (OSError, NotImplementedError) as error:
+        raise InputError(
+            f"{path} cannot be locked for writing: {getattr(error, 'strerror', None) or error}; choose another folder of records"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def now() -> str:

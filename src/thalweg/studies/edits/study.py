@@ -14,7 +14,7 @@ from thalweg.studies.edits import store as records
 from thalweg.studies.edits.observe import Found, trials
 from thalweg.studies.edits.plan import EditArm, EditPlan
 from thalweg.studies.edits.store import EditRecord
-from thalweg.studies.edits.subjects import label_of, resolved
+from thalweg.studies.edits.subjects import DivergedSubjectError, label_of, resolved
 from thalweg.studies.edits.texts import Reading, reading
 from thalweg.studies.judging import StudyVerdict, Trial, rule
 from thalweg.studies.plan import digest, load
@@ -186,7 +186,9 @@ def run_edits(
     """Compute what is missing, one edit after the other; returns the number of edits finished now.
 
     A locked plan is checked against its lock first. Every edit is written when it is complete, so that the same command goes on after any
-    stop. limit: stop after so many edits. Raises: InputError if the plan is not locked or was changed, or for a record of other weights.
+    stop. limit: stop after so many edits. A subject whose training diverged leaves the others running.
+    Raises: InputError if the plan is not locked or was changed, for a record of other weights, or one that another process adds to; at the
+    end, for subjects whose training diverged, the first reason.
     """
     locks.require(study)
     if jobs != 1:
@@ -195,19 +197,32 @@ def run_edits(
         )
     import torch
 
-    threads, done = torch.get_num_threads(), 0
+    threads, done, failed = torch.get_num_threads(), 0, list[str]()
     torch.set_num_threads(study.plan.threads)
     try:
         for group in study.groups:
-            record = study.record(group)
-            pending = study.missing_of(group, record)
-            if (pending or record is None) and (limit is None or done < limit):
-                done += _run_group(
-                    study, group, record, pending[: None if limit is None else limit - done], say, on_event
-                )
+            if not _waits(study, group) or (limit is not None and done >= limit):
+                continue
+            with records.held(study.store.folder / study.folder, group.label, group.fingerprint):
+                record = study.record(group)  # anew: until now another process may have added to it
+                pending = study.missing_of(group, record)[: None if limit is None else limit - done]
+                if not pending and record is not None:
+                    continue
+                try:
+                    done += _run_group(study, group, record, pending, say, on_event)
+                except DivergedSubjectError as error:
+                    failed.append(f"subject {group.subject}: {error}")
+                    say(failed[-1])
     finally:
         torch.set_num_threads(threads)
+    if failed:
+        raise InputError(f"{done} {study.counts} finished; {failed[0]}")
     return done
+
+
+def _waits(study: EditStudy, group: Group) -> bool:
+    record = study.record(group)
+    return record is None or bool(study.missing_of(group, record))
 
 
 def _run_group(

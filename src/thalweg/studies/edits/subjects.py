@@ -64,6 +64,10 @@ FIRST = frozenset(
 )
 
 
+class DivergedSubjectError(InputError):
+    """The training of a subject diverged, so that nothing can be done to it; other subjects are none the worse."""
+
+
 @dataclass(frozen=True)
 class OpenSubject:
     """A model that can be edited, its tokenizer, and what a record says of both."""
@@ -118,7 +122,10 @@ def label_of(plan: EditPlan, scale: str, name: str) -> str:
 
 
 def open_subject(plan: EditPlan, scale: str, name: str, store: Store, workspace: Path, on_event=None) -> OpenSubject:
-    """Open a subject, training it first if its run is not there yet. Raises: what opening and training raise."""
+    """Open a subject, training it first if its run is not there yet.
+
+    Raises: DivergedSubjectError for a training that diverged; what opening and training raise.
+    """
     subject, made = plan.subject[name], recipe(plan, scale, name)
     model, tokenizer, notes = (
         _opened(subject, plan.at(scale).models.get(name, subject.model))
@@ -150,9 +157,14 @@ def _trained(made: TrainConfig, store: Store, workspace: Path, on_event) -> tupl
     if not (RunFolder.is_run(folder) and RunFolder.open(folder).status in ("done", "diverged")):
         train(made, folder, resume=RunFolder.is_run(folder), on_event=on_event)
     run = RunFolder.open(folder)
+    if run.status == "diverged":
+        raise DivergedSubjectError(
+            f"the training of the subject {made.connection} diverged ({run.result.get('reason') or 'see its run'}), so there is nothing to edit; "
+            "its recipe is locked: write a new plan, under another name, with a lower lr"
+        )
     if run.status != "done":
         raise InputError(
-            f"the subject {made.connection} ended as {run.status}, so there is nothing to edit; the same command goes on"
+            f"the training of the subject {made.connection} is {run.status}, so there is nothing to edit yet; the same command goes on"
         )
     if store.find(mark, made.connection, made.seed) is None:
         store.keep(run, mark, made.connection, made.seed)

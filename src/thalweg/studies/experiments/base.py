@@ -4,10 +4,12 @@
 
 One file is one experiment: a function under ``@register(name, options=..., columns=..., summary=..., source=...)``. Everything random in it
 comes from the seed. ``columns`` says which measures can be judged, and under which arms each stands; a run must leave a row of every one.
-A value that is not finite says that nothing could be measured: a hypothesis then takes what it states for that. A row ``has_learned`` of 0
+A value that is not finite says that nothing could be measured: a hypothesis then takes what it states for that. So does all that rests on a
+training that diverged, which is a result (:func:`ended`, :class:`DivergedError`, :func:`nothing`). A row ``has_learned`` of 0
 under an arm, with the reason in ``null_kind``, says that what was trained there has not learned.
 """
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -30,6 +32,10 @@ REDUCTIONS: dict[str, Callable[[list[float]], float]] = {
 AT = ("only", *REDUCTIONS)
 
 
+class DivergedError(InputError):
+    """A training that a whole run rests on has diverged: the run leaves nothing finite, and hypotheses take what they state for that."""
+
+
 @dataclass(frozen=True)
 class Experiment:
     """One experiment. Options: its frozen dataclass. columns: measure that can be judged -> arms under which a run leaves it."""
@@ -43,8 +49,15 @@ class Experiment:
         return config.build(self.Options, values, where=where)
 
     def rows(self, name: str, options: Any, seed: int, progress: Progress) -> Measurements:
-        """The rows of one seed. Raises: InputError for a run that leaves a column without a row; what the experiment raises."""
-        found = self.run(options, seed, progress)
+        """The rows of one seed, none of them finite where the training that they rest on diverged.
+
+        Raises: InputError for a run that leaves a column without a row; what the experiment raises.
+        """
+        try:
+            found = self.run(options, seed, progress)
+        except DivergedError as error:
+            progress(str(error))
+            found = nothing(Measurements(), self.columns)
         for measure, arms in self.columns.items():
             for arm in arms:
                 if not len(found.where(measure=measure, arm=arm)):
@@ -83,20 +96,40 @@ def check_train(who: str, train: Mapping[str, Any], keys: Iterable[str], said_by
             raise InputError(f"{who}: {key} does not belong into train; {said_by} it")
 
 
+def ended(status: str, what: str, seed: int) -> bool:
+    """Whether a training came to its end; False where it diverged, which is a result. what: names it.
+
+    Raises: InputError for one that was stopped.
+    """
+    if status not in ("done", "diverged"):
+        raise InputError(
+            f"{what} at seed {seed} is {status}, so nothing can be measured yet; the same command starts it anew"
+        )
+    return status == "done"
+
+
+def nothing(rows: Measurements, columns: Mapping[str, Iterable[str]]) -> Measurements:
+    """The rows with one that is not a number for every arm of ``columns``: what a training that diverged leaves of them."""
+    for measure, arms in columns.items():
+        for arm in arms:
+            rows.add(measure, math.nan, arm=arm)
+    return rows
+
+
 def value_of(rows: Measurements, measure: str, arm: str, at: str, against: str) -> float:
     """What the rows say of one column: ``only`` its one row, or a reduction over several; ``against`` null: each less its own null.
 
-    Raises: InputError for several rows and ``only``, or rows without a null.
+    NaN where a row is NaN. Raises: InputError for several rows and ``only``, or rows without a null.
     """
     found = list(rows.where(measure=measure, arm=arm))
-    values = [row.value if against == "value" else row.value - _null(row) for row in found]
-    if at != "only":
-        return REDUCTIONS[at](values)
-    if len(values) != 1:
+    if at == "only" and len(found) != 1:
         raise InputError(
-            f"{measure} of {arm} has {len(values)} rows; a hypothesis says at = one of {', '.join(REDUCTIONS)}"
+            f"{measure} of {arm} has {len(found)} rows; a hypothesis says at = one of {', '.join(REDUCTIONS)}"
         )
-    return values[0]
+    if any(math.isnan(row.value) for row in found):  # min and max would pass it over, and what diverged has no null
+        return math.nan
+    values = [row.value if against == "value" else row.value - _null(row) for row in found]
+    return values[0] if at == "only" else REDUCTIONS[at](values)
 
 
 def _null(row: Measurement) -> float:

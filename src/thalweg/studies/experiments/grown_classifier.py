@@ -1,17 +1,20 @@
 """A classifier that grows, end to end: its heads by threshold, and its score beside fixed ones, a search at equal compute, a bag of words."""
 
+import math
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from thalweg.errors import InputError
 from thalweg.records import Measurements
-from thalweg.studies.experiments.base import HAS_LEARNED, Progress, check_train, register
+from thalweg.studies.experiments.base import HAS_LEARNED, Progress, check_train, ended, nothing, register
 
 THRESHOLDS = (0.05, 0.1, 0.2, 0.4)
 CHOSEN = 0.1  # of the arm ``grown``
 TRAINED = ("grown", "random", "fixed", "one_head", "searched")
+DIVERGED = dict.fromkeys(("loss", "accuracy", "flops", "chance"), math.nan) | {"valid": math.inf}
 HEADS = tuple(f"theta_{threshold:g}" for threshold in THRESHOLDS)
 
 
@@ -45,7 +48,7 @@ def grown_classifier(options: GrownClassifierOptions, seed: int, progress: Progr
     random planes; ``fixed``, as many heads as the grown one ends with, rounded to one number for all layers, from the start; ``one_head``;
     ``searched``, the best on validation of the fixed models of ``search``, all of which together have the updates of one run; the ``bag`` and
     the ``majority`` class of training. classifier.heads: mean over layers at the end, by threshold. classifier.flops: of training, looks left
-    out.
+    out. A run that diverged leaves NaN; so does ``fixed`` where ``grown`` diverged, which has no heads to be counted then.
     """
     from thalweg import data
     from thalweg.data.classification import ClassificationTask
@@ -70,14 +73,14 @@ def grown_classifier(options: GrownClassifierOptions, seed: int, progress: Progr
         )
         if threshold == CHOSEN:
             _score(rows, "grown", found)
-            count, flops = max(1, round(found["heads"])), found["flops"]
-            rows.add("classifier.flops", flops, arm="grown", unit="FLOP")
+            count = 0 if math.isnan(found["heads"]) else max(1, round(found["heads"]))
+            rows.add("classifier.flops", found["flops"], arm="grown", unit="FLOP")
     control = _grown(options, seed, threshold=CHOSEN, birth="random")
     _score(rows, "random", control)
     rows.add("classifier.heads", control["heads"], arm="random", unit="heads/layer")
-    fixed = _fixed(options, seed, count)
+    fixed = _fixed(options, seed, count) if count else DIVERGED
     _score(rows, "fixed", fixed)
-    rows.add("classifier.heads", float(count), arm="fixed", unit="heads/layer")
+    rows.add("classifier.heads", float(count) if count else math.nan, arm="fixed", unit="heads/layer")
     rows.add("classifier.flops", fixed["flops"], arm="fixed", unit="FLOP")
     _score(rows, "one_head", _fixed(options, seed, 1))
     steps = made.total_steps // len(options.search)
@@ -90,7 +93,10 @@ def grown_classifier(options: GrownClassifierOptions, seed: int, progress: Progr
     return rows
 
 
-def _score(rows: Measurements, arm: str, found: dict[str, Any]) -> None:
+def _score(rows: Measurements, arm: str, found: Mapping[str, Any]) -> None:
+    if math.isnan(found["loss"]):
+        nothing(rows, dict.fromkeys(("classifier.accuracy", "classifier.loss"), (arm,)))
+        return
     chance = {"null": found["chance"], "null_kind": "majority class of training", "n": found["n"]}
     rows.add("classifier.accuracy", found["accuracy"], arm=arm, **chance)
     rows.add("classifier.loss", found["loss"], arm=arm, unit="nats/sequence", n=found["n"])
@@ -117,9 +123,10 @@ def _grown(options: GrownClassifierOptions, seed: int, **growth: Any) -> dict[st
         run = Path(folder) / "run"
         made = grow(from_table(_table(options, seed, 1, growth={**options.growth, **growth})), run)
         about = made.growth
-        found = _evaluated(run, made.result.status, seed)
+        if not ended(made.result.status, "the growing run of grown_classifier", seed):
+            return {**DIVERGED, "heads": math.nan, "status": "diverged"}
         heads = sum(about["heads"]) / len(about["heads"])
-        return {**found, "heads": heads, "status": about["status"], "flops": about["flops_spent"]}
+        return {**_evaluated(run), "heads": heads, "status": about["status"], "flops": about["flops_spent"]}
 
 
 def _fixed(options: GrownClassifierOptions, seed: int, heads: int, **changes: Any) -> dict[str, Any]:
@@ -132,18 +139,17 @@ def _fixed(options: GrownClassifierOptions, seed: int, heads: int, **changes: An
     with tempfile.TemporaryDirectory() as folder:
         run, config = Path(folder) / "run", from_table(_table(options, seed, heads, **changes))
         result = train(config, run)
-        found = _evaluated(run, result.status, seed)
+        if not ended(result.status, f"the run of grown_classifier with {heads} heads", seed):
+            return dict(DIVERGED)
         model, _ = load_model(run, "last")
         each = train_flops(model.config, config.sequence_length)
-        return {**found, "flops": each * config.tokens_per_step * config.total_steps}
+        return {**_evaluated(run), "flops": each * config.tokens_per_step * config.total_steps}
 
 
-def _evaluated(run: Path, status: str, seed: int) -> dict[str, Any]:
+def _evaluated(run: Path) -> dict[str, Any]:
     """Of the best checkpoint: loss and accuracy on the test split, loss on the validation split."""
     from thalweg.training.measuring import evaluate_run
 
-    if status != "done":
-        raise InputError(f"a run of grown_classifier ended as {status} at seed {seed}; use a lower lr")
     test, valid = evaluate_run(run, "test"), evaluate_run(run, "valid")
     metrics = test["metrics"]
     return {

@@ -12,7 +12,7 @@ import torch
 
 from thalweg.errors import InputError
 from thalweg.records import Measurements
-from thalweg.studies.experiments.base import HAS_LEARNED, Progress, check_train, register
+from thalweg.studies.experiments.base import HAS_LEARNED, DivergedError, Progress, check_train, ended, nothing, register
 
 MODELS, ORDERS = ("grown", "fixed"), ("energy", "loss", "random")
 ARMS = tuple(f"{model}_{order}" for model in MODELS for order in ORDERS)
@@ -32,18 +32,17 @@ class PruneCurvesOptions:
     held_out: int = 0
 
 
+def _columns(names: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """The columns of some of the models."""
+    arms = tuple(arm for arm in ARMS if arm.split("_")[0] in names)
+    curves = dict.fromkeys(("prune.area", "prune.free", "prune.loss", "prune.accuracy"), arms)
+    return curves | dict.fromkeys(("prune.heads", "classifier.loss", "classifier.accuracy"), names)
+
+
 @register(
     "prune_curves",
     options=PruneCurvesOptions,
-    columns={
-        "prune.area": ARMS,
-        "prune.free": ARMS,
-        "prune.loss": ARMS,
-        "prune.accuracy": ARMS,
-        "prune.heads": MODELS,
-        "classifier.loss": MODELS,
-        "classifier.accuracy": MODELS,
-    },
+    columns=_columns(MODELS),
     summary="heads of a grown and of a fixed classifier of one shape pruned one by one, by energy, loss or at random: what is lost after each",
     source="claims reconstructed from the reviews of Cirrincione 2026 (arXiv 2604.10703 and 2604.01880); curves and controls are ours",
 )
@@ -55,7 +54,8 @@ def prune_curves(options: PruneCurvesOptions, seed: int, progress: Progress) -> 
     directional ``energy``, rise of the ``loss``, and ``random`` numbers as the control) and go one by one, the lowest first, until one in each
     layer is left. prune.loss [nats/sequence] and prune.accuracy: after every step, a row for each with the number of heads that are gone.
     prune.area: mean rise of the loss over the curve, by trapezoids, against the share of heads that are gone. prune.free: share of those that
-    can go before the loss has risen by 0.01 for the first time. prune.heads: of all layers, before.
+    can go before the loss has risen by 0.01 for the first time. prune.heads: of all layers, before. A fixed model that diverged leaves NaN in
+    its columns, a grown one in all: the fixed one would have its shape.
     """
     from thalweg import data
     from thalweg.data.classification import ClassificationTask
@@ -72,6 +72,8 @@ def prune_curves(options: PruneCurvesOptions, seed: int, progress: Progress) -> 
     rows = Measurements()
     with tempfile.TemporaryDirectory() as folder:
         grown = grow(made, Path(folder) / "grown", task=task)
+        if not ended(grown.result.status, "the grown run of prune_curves", seed):
+            raise DivergedError(f"the grown run of prune_curves diverged at seed {seed}")
         heads = grown.growth["heads"]
         if max(heads) < 2:
             raise InputError(
@@ -79,12 +81,12 @@ def prune_curves(options: PruneCurvesOptions, seed: int, progress: Progress) -> 
             )
         shaped = {**model, "layer_heads": heads}
         fixed = train(dataclasses.replace(made, growth=None, model=shaped), Path(folder) / "fixed", task=task)
-        for name, result in (("grown", grown.result), ("fixed", fixed)):
-            if result.status != "done":
-                raise InputError(
-                    f"the {name} run of prune_curves ended as {result.status} at seed {seed}; use a lower lr"
-                )
+        came = ended(fixed.status, "the fixed run of prune_curves", seed)
+        for name in MODELS if came else ("grown",):
             _curves(rows, name, Path(folder) / name, task, made.sequence_length, options, seed, progress)
+    if not came:
+        progress("the fixed run diverged")
+        nothing(rows, _columns(("fixed",)))
     return rows
 
 

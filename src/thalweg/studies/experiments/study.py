@@ -20,6 +20,7 @@ from thalweg.studies.store import RunRecord, Store, write
 
 Say = Callable[[str], None]
 FOLDER = "experiments"  # of the records, inside that of the runs
+TRAIN = "train."  # before a field of a training, in what an experiment resolves to
 Records = Mapping[str, Mapping[int, RunRecord]]
 
 
@@ -79,13 +80,13 @@ class ExperimentStudy:
         experiment = self.plan.experiments[name].experiment
         kind, options = registry[experiment], self.plan.options(name, self.scale_name)
         table, defaults = config.to_plain(options), config.to_plain(kind.Options())
-        # Defaults stay out, so that an option that came later leaves old records findable; the lock sees a changed default.
+        # Defaults stay out, so that an option that came later leaves old records findable; the lock and records hold all of them.
         stated = {key: value for key, value in table.items() if value != defaults.get(key)}
         identity: dict[str, Any] = {"experiment": experiment, "options": stated}
         resolved: dict[str, Any] = {"experiment": experiment, "options": table}
         if weights := _weights(table):
             identity["sha256"] = resolved["sha256"] = weights
-        return Resolved(experiment, options, digest(identity), resolved)
+        return Resolved(experiment, options, digest(identity), {**resolved, **_training(table)})
 
     def lock_tables(self) -> dict[str, dict]:
         """What the lock hashes: every experiment with all its options."""
@@ -97,7 +98,10 @@ class ExperimentStudy:
         found = self.store.find(use.fingerprint, use.experiment, job.seed)
         if found is None:
             return None
-        now, then = use.table["options"], found.config.get("options", {})
+        now, then = (
+            {**table.get("options", {}), **{key: value for key, value in table.items() if key.startswith(TRAIN)}}
+            for table in (use.table, found.config)
+        )
         differ = [key for key in sorted(now.keys() & then.keys()) if now[key] != then[key]]
         if differ:
             path = self.store.path(use.fingerprint, use.experiment, job.seed)
@@ -146,6 +150,22 @@ class ExperimentStudy:
         return rule(self.plan, self.scale_name, self.scale.kind, self.trials(), len(self.scale.seeds), void=void)
 
 
+def _training(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Every field of the training of options, as stated or by default, without those that change no number or that seeds set.
+
+    One key each, beside the options: a lock or a record of before they stood there, or before a field was there, then still agrees.
+    """
+    from thalweg.studies.experiments.subjects import OWN
+    from thalweg.studies.resolve import FREE
+    from thalweg.training.config import TrainConfig
+
+    stated = options.get("train")
+    if not isinstance(stated, Mapping) or options.get("model", OWN) != OWN:
+        return {}
+    fields = {**config.to_plain(TrainConfig()), **stated}
+    return {f"{TRAIN}{key}": value for key, value in fields.items() if key not in (*FREE, "seed")}
+
+
 def _weights(options: Mapping[str, Any]) -> str:
     """SHA-256 of the model at hand that options name, so that other weights are another experiment; empty for none."""
     from thalweg.capture import at_hand
@@ -179,40 +199,38 @@ def run_experiments(
     """Run what is missing, one experiment after the other, in complete seed blocks; returns the number of runs finished now.
 
     A locked plan is checked against its lock first. Every run is written when it is complete, so that the same command goes on after any stop.
-    limit: stop after so many runs. An experiment that cannot run here (a model that is not there) leaves the others running.
-    Raises: InputError if the plan is not locked or was changed; at the end, for experiments that could not run, the first reason.
+    limit: stop after so many runs. A run that cannot be made here (of a model that is not there) leaves all others running.
+    Raises: InputError if the plan is not locked or was changed; at the end, for runs that could not be made, the first reason.
     """
     locks.require(study)
     if jobs != 1:
         raise InputError(f"a study of experiments runs one after the other, got jobs {jobs}; leave it out")
     import torch
 
-    threads, done, failed = torch.get_num_threads(), 0, dict[str, str]()
+    threads, done, failed = torch.get_num_threads(), 0, dict[Job, str]()
     torch.set_num_threads(study.plan.threads)
     try:
         missing = study.missing()
         for i, job in enumerate(missing, 1):
             if limit is not None and done >= limit:
                 break
-            if (
-                job.use in failed or study.record(job) is not None
-            ):  # the same experiment under another name has just run
+            if study.record(job) is not None:  # the same experiment under another name has just run
                 continue
             say(f"{job.name} ({i} of {len(missing)})")
             try:
                 seconds = _run(study, job, say)
             except ThalwegError as error:
-                failed[job.use] = str(error)
-                say(f"{job.use} cannot run: {error}")
+                failed[job] = str(error)
+                say(f"{job.name} cannot run: {error}")
                 continue
             done += 1
             say(f"{job.name}: {seconds:.0f} s")
     finally:
         torch.set_num_threads(threads)
     if failed:
-        name, why = next(iter(failed.items()))
-        others = f" (and {', '.join(list(failed)[1:])})" if len(failed) > 1 else ""
-        raise InputError(f"{done} runs finished; {name}{others} cannot run here: {why}")
+        job, why = next(iter(failed.items()))
+        others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        raise InputError(f"{done} runs finished; {job.name}{others} cannot run here: {why}")
     return done
 
 

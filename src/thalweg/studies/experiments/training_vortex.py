@@ -8,10 +8,17 @@ from typing import Any
 
 from thalweg.errors import InputError
 from thalweg.records import Measurements
-from thalweg.studies.experiments.base import HAS_LEARNED, Progress, check_train, register
+from thalweg.studies.experiments.base import HAS_LEARNED, Progress, check_train, ended, nothing, register
 from thalweg.studies.observe import why_unlearned
 
 ARMS = ("weights",)
+COLUMNS = {
+    "vortex.circulates": ARMS,
+    "vortex.stationary": ARMS,
+    "vortex.beats_reversal": ARMS,
+    "vortex.beats_shuffle": ARMS,
+    "vortex.walks": ("walks",),
+}
 
 
 @dataclass(frozen=True)
@@ -29,13 +36,7 @@ class VortexClaimOptions:
 @register(
     "training_vortex",
     options=VortexClaimOptions,
-    columns={
-        "vortex.circulates": ARMS,
-        "vortex.stationary": ARMS,
-        "vortex.beats_reversal": ARMS,
-        "vortex.beats_shuffle": ARMS,
-        "vortex.walks": ("walks",),
-    },
+    columns=COLUMNS,
     summary="whether a training run circulates in any block of weights: stationary, against time reversed, shuffled blocks and random walks",
     source="Liang 2026, arXiv 2607.17146 (a vortex for AdamW and pure SGD, in words; how it was measured is not readable); tests derived by us",
 )
@@ -62,8 +63,8 @@ def training_vortex(options: VortexClaimOptions, seed: int, progress: Progress) 
         if last.get("val/loss", 0.0) >= nulls.get("chance", math.inf):
             why = f"loss {last['val/loss']:.3f} is not below chance, {nulls['chance']:.3f}"
         rows = Measurements()
-        if run.status != "done":
-            return _nothing(rows)
+        if not ended(run.status, "the training that is looked at", seed):
+            return nothing(rows, COLUMNS)
         path = Trajectory.read(run.path)
     probe = {"skip": options.skip, "surrogates": options.surrogates, "walks": options.walks, "seed": seed}
     found = continuum.findings(path, only=["vortex"], options={"vortex": probe})[0]
@@ -99,12 +100,4 @@ def training_vortex(options: VortexClaimOptions, seed: int, progress: Progress) 
     rows.add("vortex.loss", loss, arm="weights", unit="nats/token")
     rows.add(HAS_LEARNED, float(not why), arm="weights", null_kind=why)
     progress(f"{made.optimizer}, momentum {made.momentum:g}: {found.summary}; loss {loss:.3f}")
-    return rows
-
-
-def _nothing(rows: Measurements) -> Measurements:
-    """What a run that diverged leaves."""
-    for measure in ("circulates", "stationary", "beats_reversal", "beats_shuffle"):
-        rows.add(f"vortex.{measure}", math.nan, arm="weights")
-    rows.add("vortex.walks", math.nan, arm="walks")
     return rows

@@ -23,6 +23,7 @@ from thalweg.testing.subjects import DEPTH, Subject, embedding_for, scramble, se
 DRAWS = 3  # of random parameters; the second and third only where the first finds a gradient of zero
 STEPS, RATE = 3, 1e-2
 MOVED = 1e-4 * RATE  # Adam moves by RATE a step unless the gradient is noise
+STILL = 1e-2 * RATE  # what is declared frozen may move by noise that Adam makes large
 
 
 def dead_parameters(subject: Subject) -> None:
@@ -79,7 +80,7 @@ def moves(subject: Subject) -> None:
             )
         else:
             require(
-                distance <= MOVED,
+                distance <= STILL,
                 f"{name} is declared frozen ({reason}) but moves by {distance:.1e} within {STEPS} steps",
             )
     for pattern, reason in stream.frozen().items():
