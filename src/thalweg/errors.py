@@ -59,6 +59,10 @@ class InputError(ThalwegError, ValueError):
     """What was given cannot be used: says what was got, what is allowed and what to do."""
 
 
+class InUseError(InputError):
+    """Another process writes into a folder that was to be written into."""
+
+
 class ShapeError(InputError):
     """A tensor or file has another shape than its place needs."""
 

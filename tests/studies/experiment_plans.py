@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from plan_tables import put_over
 
 from thalweg.errors import InputError
 from thalweg.records import Measurements
-from thalweg.studies.experiments.base import register, registry
+from thalweg.studies.experiments.base import DivergedError, register, registry
 from thalweg.studies.plan import parse
 
 TEXT = """
@@ -97,10 +98,15 @@ class MadeUpOptions:
     fail: str = ""
     learned: bool = True
     leave_out: bool = False
+    fails_at: tuple[int, ...] = ()
+    diverges_at: tuple[int, ...] = ()
+    train: dict[str, Any] | None = None
 
 
 def made_up(options, seed, progress):
-    if options.fail:
+    if seed in options.diverges_at:
+        raise DivergedError(f"the model diverged at seed {seed}")
+    if options.fail and (not options.fails_at or seed in options.fails_at):
         raise InputError(options.fail)
     progress(f"seed {seed}")
     wobble = options.noise * math.sin(7 * seed + 1)

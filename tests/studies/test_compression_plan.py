@@ -78,6 +78,9 @@ def test_check_wants_documents_arms_behind_a_rank_and_what_predictors_need():
                      hypotheses__2__arm="own.rtn-8", hypotheses__3__contrast={"own.rtn-8": 1}), "small", 2000)  # fmt: skip
     assert "ranks 3 arms, at least 5" in few.problems[0]
     assert "set kl_documents" in check(plan(hypotheses__0__contrast={"kl": 1}), "small", 2000).problems[0]
+    kept = plan(arms__kept__protect={"by": "kl", "of": "rtn-3", "count": 1})
+    assert check(kept, "small", 2000).problems == ("own.kept protects layers by the layer-wise KL; set kl_documents",)
+    assert check(kept, "smoke", 2000).problems == ()
     silent = plan(hypotheses__0__fidelity="accuracy_drop", scale__small__choices=0)
     assert "set choices" in check(silent, "small", 2000).problems[0]
 

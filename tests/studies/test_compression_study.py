@@ -115,6 +115,19 @@ def test_a_protected_arm_without_its_row_says_so(home):
         bench.edited(study.plan.edits["own.kept"], study.plan.edits["own.noop"], {})
 
 
+def test_layers_that_nothing_was_measured_of_cannot_be_chosen(home):
+    from dataclasses import replace
+
+    study = opened(home)
+    arm, rows = study.plan.edits["own.kept"], study.records()
+    by_kl = replace(arm, protect=replace(arm.protect, by="kl"))
+    assert len(measuring.chosen_by(by_kl, rows["own.rtn-3"].row, 3)) == 3
+    with pytest.raises(
+        InputError, match=r"own\.kept protects layers by kl, which the record of own\.rtn-3 does not hold; set kl"
+    ):
+        measuring.chosen_by(by_kl, replace(rows["own.rtn-3"].row, layers={}), 3)
+
+
 def test_a_dropped_layer_has_lost_its_whole_update(home):
     from dataclasses import replace
 

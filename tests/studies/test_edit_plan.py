@@ -99,11 +99,23 @@ def test_hash_sees_values_and_nothing_else(tmp_path):
         ("scale__small__tokens", 18, "multiple of buckets"),
         ("scale__small__audit", 0, "need audited documents"),
         ("scale__small__arms", ["block"], "no hypothesis has all its arms"),
+        ("arms__value__documents", 5, "asymmetry is judged on 20 documents, arms.value reads 5; leave documents out"),
+        (
+            "arms__alone__edit",
+            {"site": "block", "parallel": 0.0},
+            "strength is against applied, which has no value at site",
+        ),
     ],
 )
 def test_confirmatory_plans_that_cannot_decide_are_refused(path, value, says):
     with pytest.raises(InputError, match=says):
         check(plan(**{path: value}), "small").require()
+
+
+def test_a_family_may_read_all_documents_and_layers_of_blocks_have_a_drift():
+    assert check(plan(arms__value__documents=20, arms__alone__documents=5), "small").problems == ()
+    blocks = plan(arms__alone__edit={"site": "block", "parallel": 0.0}, hypotheses__1__against="drift")
+    assert check(blocks, "small").problems == ()
 
 
 def test_layers_have_no_power_and_several_claims_need_a_correction():

@@ -179,6 +179,55 @@ def test_a_no_op_that_changes_something_stops_the_study(home, fresh, monkeypatch
         studies.run(opened(fresh, home))
 
 
+def test_a_second_process_is_told_and_what_the_first_did_stays(home, fresh, monkeypatch):
+    """Catches: one file read, changed and written by two processes, of whose rows the last writer's are left."""
+    edited, second, refused = measuring.Bench.edited, opened(fresh, home), []
+
+    def meanwhile(self, arm, noop, rows):
+        if not refused:
+            with pytest.raises(InputError, match=r"another process adds to the record .*\.jsonl; wait for it") as error:
+                studies.run(second)
+            refused.append(str(error.value))
+        return edited(self, arm, noop, rows)
+
+    monkeypatch.setattr(measuring.Bench, "edited", meanwhile)
+    assert studies.run(opened(fresh, home), limit=2) == 2
+    assert refused and "\n" not in refused[0]
+    assert studies.run(second) == 7
+    assert only_record(fresh)[1].rows.keys() == only_record(home)[1].rows.keys()
+
+
+def test_what_another_process_did_before_the_lock_is_not_done_again(home, fresh, monkeypatch):
+    first, entered, held = opened(fresh, home), [], store.held
+
+    @contextmanager
+    def later(*place):
+        if not entered:
+            entered.append(True)
+            assert studies.run(opened(fresh, home)) == 9  # between the first look and the lock
+        with held(*place):
+            yield
+
+    monkeypatch.setattr(store, "held", later)
+    assert studies.run(first) == 0
+    assert numbers(only_record(fresh)[1]) == numbers(only_record(home)[1])
+
+
+def test_a_subject_whose_training_diverged_leaves_the_others_running(tmp_path):
+    """And says what can be done: the same command cannot go on."""
+    train = SMOKE[SMOKE.index("train = {") : SMOKE.index("\n\n[text]")]
+    gone = train.replace(" }", ', diverge_rms = 1e-9, eval_every = 2, connection = "rezero" }')
+    text = SMOKE.replace("[text]", f"[subject.gone]\n{gone}\n\n[text]")
+    for family in ("value", "again", "alone"):
+        text = text.replace(f"[arms.{family}]", f'[arms.{family}]\nsubject = "own"')
+    (tmp_path / "p.toml").write_text(text.replace("[arms.block]", '[arms.block]\nsubject = "gone"'))
+    study = opened(tmp_path)
+    studies.lock(study)
+    with pytest.raises(InputError, match=r"^7 edits finished; subject gone: .*rezero diverged .* a new plan") as error:
+        studies.run(study)
+    assert "the same command" not in str(error.value) and study.progress() == (7, 9)
+
+
 def test_what_hypotheses_rest_on_runs_first(tmp_path):
     """Also the arms of a secondary one, after several primary ones that share theirs."""
     primary, _, _ = TEXT.partition('[[hypotheses]]\nid = "strength"')

@@ -105,6 +105,30 @@ def test_layers_without_an_audit_are_no_record():
     assert by["strength"].status == "void" and "no document was audited" in by["strength"].reason
 
 
+def test_strengths_that_are_all_equal_void_their_hypothesis_alone():
+    """Catches: a verdict of nothing at all, since a column without spread cannot be ranked."""
+    records = with_strength([0.25] * 7)
+    _, by = verdicts(plan(), records)
+    assert by["strength"].status == "void" and by["asymmetry"].status == "supported"
+    assert "all layers have the same applied, 0.25" in by["strength"].reason
+    assert verdicts(plan(), found(plan(), dict.fromkeys(ALONE, 0.1)))[1]["strength"].status == "void"
+    assert verdicts(plan(), found(plan(), {}, 3, layers={n: {"applied": [0.2] * 7} for n in ALONE}), "smoke")[1]
+
+
+def test_a_strength_that_is_not_finite_takes_the_value_of_its_rule():
+    records = with_strength([9.0, 1.0, 2.0, math.nan, 4.0, 5.0, 0.0])
+    _, by = verdicts(plan(), records)
+    assert by["strength"].status == "inconclusive" and "applied layer 3 (not finite" in by["strength"].reason
+    assert by["asymmetry"].status == "supported"
+    _, by = verdicts(plan(hypotheses__1__diverged=3.0), records)
+    assert by["strength"].estimate == pytest.approx(1.0) and by["strength"].substituted[0].startswith("applied layer 3")
+
+
+def test_an_audit_that_does_not_measure_it_is_not_called_absent():
+    _, by = verdicts(plan(), found(plan(), {}, layers={name: {"drift": [0.1] * 7} for name in ALONE}))
+    assert by["strength"].status == "void" and "its audit measures none" in by["strength"].reason
+
+
 def test_rank_correlation_against_scipy_and_its_margin():
     rng = np.random.default_rng(3)
     x = rng.standard_normal(28)

@@ -7,14 +7,16 @@ import math
 import pytest
 from experiment_plans import TEXT, known, plan  # noqa: F401  # a fixture
 
-from thalweg import studies
+from thalweg import config, studies
 from thalweg.cli import main
 from thalweg.errors import CheckpointError, InputError
 from thalweg.records import Measurements
 from thalweg.studies import judging
+from thalweg.studies import locking as locks
 from thalweg.studies.experiments import study as running
 from thalweg.studies.experiments.base import registry, value_of
 from thalweg.studies.observe import Observation
+from thalweg.training.config import TrainConfig
 
 
 def written(folder, text=TEXT, name="p"):
@@ -103,8 +105,67 @@ def test_what_cannot_run_here_leaves_the_others_running(tmp_path):
     study = locked(tmp_path, TEXT.replace("level = 0.2", 'fail = "no such model: get it by pip"'))
     with pytest.raises(InputError) as error:
         studies.run(study)
-    assert str(error.value) == "6 runs finished; two cannot run here: no such model: get it by pip"
+    assert str(error.value) == "6 runs finished; two seed 0 (and 5 more) cannot run here: no such model: get it by pip"
     assert study.progress() == (6, 12) and status(study)["large"] == "supported" and status(study)["pair"] == "void"
+
+
+def test_a_seed_that_cannot_run_leaves_the_other_seeds_running(tmp_path):
+    study = locked(tmp_path, TEXT.replace("level = 0.2", 'level = 0.2, fail = "no head can go", fails_at = [1]'))
+    with pytest.raises(InputError, match=r"^11 runs finished; two seed 1 cannot run here: no head can go$"):
+        studies.run(study)
+    assert [job.name for job in study.missing()] == ["two seed 1"]
+
+
+def test_a_seed_whose_training_diverged_is_a_result(tmp_path):
+    """It takes the value that each hypothesis states, also where rows are reduced and less their null."""
+    text = TEXT.replace("level = 1.0", "level = 1.0, diverges_at = [5]").replace(
+        "margin = 0.5", "margin = 0.5\ndiverged = 0.9", 1
+    )
+    said = []
+    study = locked(tmp_path, text)
+    assert studies.run(study, say=said.append) == 12 and study.missing() == []
+    assert "  the model diverged at seed 5" in said
+    found = {v.hypothesis: v for v in studies.verdict(study).verdicts}
+    assert found["large"].status == "supported" and found["large"].values[5] == 0.9
+    assert found["large"].substituted == ("one.plain seed 5: not finite, takes 0.9",)
+    for name in ("pair", "null", "sure"):
+        assert found[name].status == "inconclusive" and "diverged: one." in found[name].reason
+
+
+def test_a_reduction_does_not_pass_over_what_is_not_a_number():
+    rows = Measurements()
+    for value in (1.0, math.nan, 2.0):
+        rows.add("made.many", value, arm="turned")
+    assert all(math.isnan(value_of(rows, "made.many", "turned", at, "value")) for at in ("min", "max", "mean"))
+
+
+def test_the_lock_holds_the_defaults_of_a_nested_training(tmp_path, monkeypatch):
+    """Catches: a changed default of a training that no lock sees; and a lock or record of before it held them that is refused."""
+    study = locked(tmp_path, TEXT.replace("level = 1.0", "level = 1.0, train = { depth = 2 }"))
+    studies.run(study)
+    table = study.uses["one"].table
+    assert table["train.depth"] == 2 and table["train.clip"] == TrainConfig().clip and "train.seed" not in table
+    assert not any(key.startswith("train.") for key in study.uses["two"].table)
+
+    def without(place):
+        made = json.loads(place.read_text())
+        for use in made["arms"].values():
+            for key in [key for key in use if key.startswith("train.")]:
+                del use[key]
+        place.write_text(json.dumps(made))
+
+    plain = config.to_plain
+    monkeypatch.setattr(
+        config, "to_plain", lambda v: {**plain(v), "clip": 0.25} if isinstance(v, TrainConfig) else plain(v)
+    )
+    now = running.ExperimentStudy(tmp_path / "p.toml", "small")
+    with pytest.raises(InputError, match="resolves one differently"):
+        studies.run(now)
+    with pytest.raises(CheckpointError, match=r"another train\.clip"):
+        now.records()
+    assert now.uses["one"].fingerprint == study.uses["one"].fingerprint
+    without(locks.path_of(tmp_path / "p.toml", "small"))
+    locks.require(now)
 
 
 def test_a_run_must_leave_what_its_experiment_declares(tmp_path):
@@ -166,6 +227,15 @@ def test_rows_are_reduced_and_their_null_is_taken_off(tmp_path):
         value_of(rows, "made.many", "turned", "only", "value")
     with pytest.raises(InputError, match="has no null"):
         value_of(rows, "made.zero", "plain", "only", "null")
+
+
+def test_a_column_of_several_rows_without_a_reduction_voids_its_hypothesis_alone(tmp_path):
+    """Catches: one hypothesis that cannot be read, which no check sees before a run, and which ends the whole verdict."""
+    study = locked(tmp_path, TEXT.replace('at = "mean"\n', ""))
+    studies.run(study)
+    found = {v.hypothesis: v for v in studies.verdict(study).verdicts}
+    assert found["null"].status == "void" and "made.many of turned has 3 rows" in found["null"].reason
+    assert found["large"].status == "supported" and studies.verdict(study).status == "void"
 
 
 def test_an_exploratory_plan_supports_nothing_and_a_demo_is_not_judged(tmp_path):

@@ -23,7 +23,6 @@ from thalweg.studies.experiments import (
     subjects,
     symmetric_reaction,
     torsion,
-    training_vortex,
     uniqueness,
 )
 from thalweg.studies.experiments.base import registry
@@ -269,13 +268,6 @@ def test_factors_of_an_encoder_are_those_of_its_scores():
 # Models and texts
 
 
-def test_texts_differ_by_seed_and_too_many_are_refused():
-    first, second = subjects.texts_of(0, 4), subjects.texts_of(1, 4)
-    assert len(first) == 4 and not set(first) & set(second)
-    with pytest.raises(InputError, match="read fewer tokens"):
-        subjects.texts_of(0, 10_000)
-
-
 def test_a_model_that_is_not_there_says_so_in_one_line():
     with pytest.raises(InputError) as error:
         run("epsilon_law", {"model": "/nowhere/model"})
@@ -396,12 +388,6 @@ def test_seed_and_records_are_not_for_the_training_table():
     for key in ("seed", "trajectory"):
         with pytest.raises(InputError, match=key):
             run("training_vortex", {"train": {key: 1}})
-
-
-def test_a_run_that_diverged_leaves_nothing_finite():
-    rows = training_vortex._nothing(Measurements())
-    assert all(math.isnan(row.value) for row in rows)
-    assert {row.measure for row in rows} == set(registry["training_vortex"].columns)
 
 
 def test_options_are_frozen_dataclasses_with_defaults():

@@ -5,6 +5,7 @@ from typing import Any
 
 from thalweg import config
 from thalweg.cli.console import emit, say, table
+from thalweg.cli.flags import check_counts
 from thalweg.errors import ExitCode, InputError
 
 EXAMPLES = """examples:
@@ -15,6 +16,7 @@ PLAN is the path of a plan file, or the name of one that `thalweg list plans` sh
 
 TEMPLATES = {"training": "template.toml", "experiment": "template-experiment.toml"}
 VERBS = ("new", "check", "lock", "run", "verdict", "status")
+ONLY = {"kind": "new", "jobs": "run", "limit": "run"}  # flags of one verb
 
 
 def configure(parser) -> None:
@@ -24,17 +26,19 @@ def configure(parser) -> None:
         help="new: write a template; check: power; lock: fix it; run: what is missing; verdict; status",
     )
     parser.add_argument("plan", metavar="PLAN", help="plan file, or name of a shipped plan")
-    parser.add_argument(
-        "--kind", choices=tuple(TEMPLATES), default="training", help="new: of what the plan is a plan (training)"
-    )
+    parser.add_argument("--kind", choices=tuple(TEMPLATES), help="new: of what the plan is a plan (training)")
     parser.add_argument("--scale", help="scale of the plan (the only one, or smoke, when not given)")
     parser.add_argument("--records", help="folder of the records (default: records/ beside the plan)")
     parser.add_argument("--workspace", default="runs/studies", help="folder of run folders (runs/studies)")
-    parser.add_argument("--jobs", type=int, default=1, help="runs side by side (1)")
+    parser.add_argument("--jobs", type=int, help="run: runs side by side (1)")
     parser.add_argument("--limit", type=int, help="run: stop after so many runs")
 
 
 def run(args) -> ExitCode:
+    for flag, verb in ONLY.items():
+        if args.verb != verb and getattr(args, flag) is not None:
+            raise InputError(f"--{flag} belongs to `study {verb}`; `study {args.verb}` takes none, leave it out")
+    check_counts(args, ("jobs", "limit"))
     return globals()[f"_{args.verb}"](args)
 
 
@@ -48,7 +52,7 @@ def _new(args) -> ExitCode:
 
     from thalweg.records.files import atomic_write_text
 
-    text = (resources.files("thalweg.studies") / TEMPLATES[args.kind]).read_text(encoding="utf-8")
+    text = (resources.files("thalweg.studies") / TEMPLATES[args.kind or "training"]).read_text(encoding="utf-8")
     atomic_write_text(path, text.replace("NAME", path.stem))
     say(f"wrote {path}; fill it in, then: thalweg study check {path}", quiet=args.quiet)
     if args.json:
@@ -112,6 +116,8 @@ def _lock(args) -> ExitCode:
     else:
         where = path_of(study.path, study.scale_name)
         say(f"locked {study.plan.name} at {study.scale_name}: {lock.plan_hash[:16]} ({where})", quiet=args.quiet)
+        if note := lock.note(study.progress()[1], study.counts):
+            say(f"note: {note}", quiet=args.quiet)
     return ExitCode.OK
 
 
@@ -122,7 +128,11 @@ def _run(args) -> ExitCode:
     study = open_study(args)
     with listening(quiet=args.quiet) as listener:
         done = studies.run(
-            study, jobs=args.jobs, limit=args.limit, say=lambda line: say(line, quiet=args.quiet), on_event=listener
+            study,
+            jobs=args.jobs or 1,
+            limit=args.limit,
+            say=lambda line: say(line, quiet=args.quiet),
+            on_event=listener,
         )
     finished, wanted = study.progress()
     if args.json:

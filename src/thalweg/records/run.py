@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from thalweg.errors import CheckpointError, InputError, UnknownNameError
+from thalweg.errors import CheckpointError, InputError, InUseError, UnknownNameError
 from thalweg.records import jsonl, provenance
 from thalweg.records.files import append_line, append_lines, atomic_write_text, has_lines
 from thalweg.records.measurements import HEADER, Measurement, Measurements
@@ -98,8 +98,8 @@ class RunFolder:
     def hold(path: str | Path) -> Iterator[None]:
         """Be the only process that writes into the folder of a run; made if it is missing.
 
-        The system gives the lock up when the process ends, however it ends. Raises: InputError if another process has it, before anything
-        is written, or if the folder cannot be written.
+        The system gives the lock up when the process ends, however it ends. Raises: InUseError if another process has it, before anything
+        is written; InputError if the folder cannot be written.
         """
         from filelock import FileLock, Timeout
 
@@ -109,7 +109,7 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
             lock.acquire()
         except Timeout:
-            raise InputError(f"{path} is in use by another process; wait for it or choose another folder") from None
+            raise InUseError(f"{path} is in use by another process; wait for it or choose another folder") from None
         except (OSError, NotImplementedError) as error:
             raise InputError(
                 f"{path} cannot be locked for writing: {getattr(error, 'strerror', None) or error}; choose another place"

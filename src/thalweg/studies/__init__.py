@@ -1,5 +1,6 @@
 """Studies: plans locked before they run, verdicts by rule, negative results kept."""
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -40,20 +41,21 @@ def lock(study: "AnyStudy") -> "Lock":
 
     checked = check(study.plan, study.scale_name).require()
     study.require_runnable()
-    return locks.write(
-        study.path, study.scale_name, study.lock_tables(), {p.hypothesis: p.result.power for p in checked.powers}
-    )
+    power = {p.hypothesis: p.result.power for p in checked.powers}
+    recorded, _ = study.progress()
+    return locks.write(study.path, study.scale_name, study.lock_tables(), power, recorded)
 
 
 def run(study: "AnyStudy", **options) -> int:
     """Run what is missing; see :func:`thalweg.studies.runner.run`, :func:`thalweg.studies.edits.study.run_edits` and
     :func:`thalweg.studies.experiments.study.run_experiments`.
     """
-    from thalweg.studies.runner import Study
+    from thalweg.studies.runner import Study, require_counts
     from thalweg.studies.runner import run as run_study
 
     if isinstance(study, Study):
         return run_study(study, **options)
+    require_counts(options.get("jobs", 1), options.get("limit"))
     from thalweg.studies.edits.study import run_edits
     from thalweg.studies.experiments.study import ExperimentStudy, run_experiments
 
@@ -65,13 +67,15 @@ def verdict(study: "AnyStudy") -> "StudyVerdict":
     from thalweg.errors import InputError
     from thalweg.studies import locking as locks
 
+    lock = None
     try:
-        void = locks.differences(
-            study.plan, study.scale_name, study.lock_tables(), locks.read(study.path, study.scale_name)
-        )
+        lock = locks.read(study.path, study.scale_name)
+        void = locks.differences(study.plan, study.scale_name, study.lock_tables(), lock)
     except InputError as error:
         void = [str(error)]
-    return study.judge(void)
+    judged = study.judge(void)
+    note = lock.note(study.progress()[1], study.counts) if lock is not None else ""
+    return dataclasses.replace(judged, notes=(*judged.notes, note)) if note else judged
 
 
 __all__ = ["Arm", "Hypothesis", "Match", "Plan", "Scale", "load", "lock", "run", "study", "verdict"]

@@ -1,11 +1,11 @@
 """Verdicts by rule: they read the locked plan and the records, nothing else."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from thalweg.errors import ExitCode
+from thalweg.errors import ExitCode, InputError
 from thalweg.studies.observe import Observation, observe
 from thalweg.studies.plan import Hypothesis, Plan
 from thalweg.studies.statistics import Paired, levels, paired
@@ -108,7 +108,10 @@ def judge(
     or a demo, which can never support.
     """
     chosen = plan.at(scale)
-    trials = [Trial(h, _observations(h, chosen.seeds, runs)) for h in plan.hypotheses_at(scale)]
+    trials = [
+        trial_of(h, chosen.seeds, lambda column, h=h: _observations(h, column, chosen.seeds, runs))
+        for h in plan.hypotheses_at(scale)
+    ]
     return rule(plan, scale, chosen.kind, trials, len(chosen.seeds), void=void, edges=edges)
 
 
@@ -130,13 +133,14 @@ class Trial:
     """A hypothesis with what the records say of it.
 
     seen: column of the contrast -> unit -> observation, None where there is no record. sample: what a unit is, of whose contrasts the
-    interval is. of: what is missing where nothing was observed.
+    interval is. of: what is missing where nothing was observed. refused: why the hypothesis can be read from no record.
     """
 
     h: Hypothesis
     seen: Mapping[str, Mapping[int, Observation | None]]
     sample: str = "seed"
     of: str = "runs"
+    refused: str = field(default="", kw_only=True)
 
     def complete(self) -> bool:
         """Whether every unit has a finite value in every column."""
@@ -159,6 +163,22 @@ class Trial:
     @property
     def units(self) -> int:
         return len(next(iter(self.seen.values())))
+
+
+def trial_of(h: Hypothesis, units: Sequence[int], column: Callable[[str], Mapping[int, Observation | None]]) -> Trial:
+    """The trial of a hypothesis from its columns; one that cannot be read is refused alone, so that the others are judged.
+
+    column: a name of the contrast -> unit -> observation, which may raise InputError.
+    """
+    try:
+        return Trial(h, {name: column(name) for name in h.contrast})
+    except InputError as error:
+        return Trial(h, {name: dict.fromkeys(units) for name in h.contrast}, refused=str(error))
+
+
+def few(names: Sequence[str]) -> str:
+    """The first three, and whether there are more."""
+    return ", ".join(names[:3]) + (" ..." if len(names) > 3 else "")
 
 
 def rule(
@@ -199,12 +219,9 @@ def rule(
 
 
 def _observations(
-    h: Hypothesis, seeds: Sequence[int], runs: Mapping[str, Mapping[int, RunRecord]]
-) -> dict[str, dict[int, Observation | None]]:
-    return {
-        arm: {seed: observe(runs[arm][seed], h) if seed in runs.get(arm, {}) else None for seed in seeds}
-        for arm in h.contrast
-    }
+    h: Hypothesis, arm: str, seeds: Sequence[int], runs: Mapping[str, Mapping[int, RunRecord]]
+) -> dict[int, Observation | None]:
+    return {seed: observe(runs[arm][seed], h) if seed in runs.get(arm, {}) else None for seed in seeds}
 
 
 def _blocked(t: Trial, kind: str, void: Sequence[str], edges: Sequence[str]) -> tuple[Status, str] | None:
@@ -212,15 +229,16 @@ def _blocked(t: Trial, kind: str, void: Sequence[str], edges: Sequence[str]) -> 
     h, seen = t.h, t.seen
     if void:
         return "void", "; ".join(void)
+    if t.refused:
+        return "void", t.refused
     missing = [
         f"{arm} {t.sample} {unit}" for arm, by_unit in seen.items() for unit, value in by_unit.items() if value is None
     ]
     if missing:
-        named = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
-        return "void", f"{len(missing)} of {sum(map(len, seen.values()))} {t.of} are missing ({named})"
+        return "void", f"{len(missing)} of {sum(map(len, seen.values()))} {t.of} are missing ({few(missing)})"
     every = [(arm, unit, o) for arm, by_unit in seen.items() for unit, o in by_unit.items() if o is not None]
     unlearned = [f"{arm} {t.sample} {unit} ({o.unlearned})" for arm, unit, o in every if o.unlearned and not o.diverged]
-    has_not = f"has not learned: {', '.join(unlearned[:3])}{' ...' if len(unlearned) > 3 else ''}" if unlearned else ""
+    has_not = f"has not learned: {few(unlearned)}" if unlearned else ""
     if kind == "demo":
         return "inconclusive", "demo: too small to judge" + (f"; {has_not}" if has_not else "")
     absent = [f"{arm} {t.sample} {unit}: {o.reason}" for arm, unit, o in every if o.value is None and not o.diverged]

@@ -8,7 +8,7 @@ from typing import TypeGuard
 from thalweg.errors import InputError
 from thalweg.statistics import spearman
 from thalweg.studies.plan import Hypothesis
-from thalweg.studies.store import RunRecord
+from thalweg.studies.store import KEPT, RunRecord
 
 # What ``at`` may say of a logged series and of a measure by depth; the latter also ``layer:K``.
 IN_SERIES = ("final", "best")
@@ -43,6 +43,13 @@ def check_rules(h: Hypothesis) -> None:
         _layer(h.at, h.id)
     elif h.at not in (*IN_SERIES, *IN_DEPTH):
         raise _unknown_at(h.at, h.id)
+    if h.measure.startswith(KEPT) and h.at not in IN_SERIES:
+        raise _no_place_of_series(h)
+    if not h.measure.startswith(KEPT) and h.at in IN_SERIES and h.at not in IN_DEPTH:
+        raise InputError(
+            f"hypothesis {h.id}: {h.measure} is a measure by depth, taken at {', '.join(IN_DEPTH)} or layer:K, got {h.at!r}, "
+            f"which is for logged series (they begin with {', '.join(KEPT)})"
+        )
     if not (h.diverged in ("unigram", "inconclusive") or (_is_number(h.diverged) and math.isfinite(h.diverged))):
         raise _unknown_divergence(h)
 
@@ -70,10 +77,16 @@ def _measured(record: RunRecord, h: Hypothesis) -> float | None:
     series = record.series(h.measure)
     if series:
         if h.at not in IN_SERIES:
-            raise InputError(f"hypothesis {h.id}: a logged series is taken at final or best, got {h.at!r}")
+            raise _no_place_of_series(h)
         best = max if record.units.get(h.measure) in GOODS else min
         return series[-1][1] if h.at == "final" else best(value for _, value in series)
     return by_depth(record.depth_profile(h.measure), h.at, h.id)
+
+
+def _no_place_of_series(h: Hypothesis) -> InputError:
+    return InputError(
+        f"hypothesis {h.id}: {h.measure} is a logged series, taken at {' or '.join(IN_SERIES)}, got {h.at!r}"
+    )
 
 
 def by_depth(profile: dict[int, float], at: str, who: str) -> float | None:
@@ -114,6 +127,9 @@ def unlearned(record: RunRecord) -> str:
 
 def why_unlearned(loss: object, bits: object, nulls: Mapping[str, float]) -> str:
     """The same of a final loss [nats/token] and bits/byte, each None where it was not logged, and the nulls of the data."""
+    for value, called in ((loss, "loss"), (bits, "number of bits/byte")):
+        if _is_number(value) and not math.isfinite(value):
+            return f"the final {called} is {value}, no finite number"
     unigram, xz = nulls.get("unigram_entropy"), nulls.get("xz_bits_per_byte")
     if _is_number(loss) and _is_number(unigram) and loss >= unigram:
         return f"loss {loss:.3f} is not below the unigram entropy {unigram:.3f}"

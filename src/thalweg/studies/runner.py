@@ -2,7 +2,7 @@
 
 import dataclasses
 import signal
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
@@ -11,15 +11,16 @@ from itertools import islice
 from multiprocessing import active_children, get_context
 from pathlib import Path
 
-from thalweg.errors import ExitCode, InputError, ThalwegError
+from thalweg.errors import ExitCode, InputError, InUseError, ThalwegError
 from thalweg.interrupts import terminated_as_interrupt
 from thalweg.records.run import RunFolder
 from thalweg.studies import locking as locks
+from thalweg.studies.data_used import changed_data
 from thalweg.studies.judging import StudyVerdict, judge
 from thalweg.studies.plan import Plan, load
 from thalweg.studies.resolve import conflicts, fingerprint, require_models, resolve, tables
 from thalweg.studies.store import RunRecord, Store
-from thalweg.studies.tuning import Tuning, search
+from thalweg.studies.tuning import Tuning, search, tuning_runs
 from thalweg.training.config import TrainConfig
 
 Say = Callable[[str], None]
@@ -86,16 +87,19 @@ class Study:
 
     def judge(self, void: list[str]) -> StudyVerdict:
         """The verdict by rule, from the records alone. void: what differs from the lock."""
-        return judge(self.plan, self.scale_name, self.records(), void=void, edges=self.edges())
+        records = self.records()
+        void = [*void, *changed_data(self._with_tuning(records))]
+        return judge(self.plan, self.scale_name, records, void=void, edges=self.edges())
 
     def look_up(self, run: TrainConfig, *, whole: bool = False) -> RunRecord | None:
         """The record of a run, if any plan of this folder ever finished it. whole: with what was measured, not its outcome alone."""
         find = self.store.find if whole else self.store.outcome
         record = find(fingerprint(run), run.connection, run.seed)
         if record is not None and (fields := conflicts(record.config, run)):
+            # Stating the old values does not help: what differs from the defaults of now makes another fingerprint, and no record of it.
             raise InputError(
-                f"the record of {run.connection} seed {run.seed} ({record.fingerprint[:12]}) was made with other defaults for "
-                f"{', '.join(fields)}; state them in the plan as they were, or remove the record"
+                f"the record of {run.connection} seed {run.seed} ({record.fingerprint[:12]}) was made by {_maker(record)}, with other "
+                f"defaults for {', '.join(fields)}; go on with that version, or remove the record and run the study anew"
             )
         return record
 
@@ -136,6 +140,15 @@ class Study:
             found[arm] = {seed: record for seed, record in by_seed.items() if record is not None}
         return found
 
+    def _with_tuning(self, records: Mapping[str, Mapping[int, RunRecord]]) -> dict[str, RunRecord]:
+        """Name of the run -> record: the seed runs, and those that the learning rates were chosen by."""
+        found = {f"{arm} seed {seed}": record for arm, by_seed in records.items() for seed, record in by_seed.items()}
+        for arm, base in self.arms.items():
+            runs = [run for rate in self.tuning(arm).losses for run in tuning_runs(base, self.scale, rate)]
+            named = {f"{arm} lr {run.lr:g} seed {run.seed}": self.look_up(run) for run in runs}
+            found |= {name: record for name, record in named.items() if record is not None}
+        return found
+
     def edges(self) -> list[str]:
         """Arms whose best learning rate stayed at the edge of the extended grid."""
         return [arm for arm in self.arms if self.tuning(arm).edge]
@@ -145,6 +158,14 @@ class Study:
         rates = {arm: rate for arm, rate in self.rates().items() if rate is not None}
         runs = [self.seed_run(arm, rate, seed) for arm, rate in rates.items() for seed in self.scale.seeds]
         return sum(self.look_up(run) is not None for run in runs), len(self.arms) * len(self.scale.seeds)
+
+
+def _maker(record: RunRecord) -> str:
+    """The version that made a record, with the commit where that is known."""
+    commit = (record.provenance.get("git") or {}).get("commit")
+    return (
+        f"thalweg {record.versions.get('thalweg', 'of another version')}{f' at commit {commit:.12}' if commit else ''}"
+    )
 
 
 def task_vocabulary(run: TrainConfig) -> int:
@@ -158,26 +179,42 @@ def run(study: Study, *, jobs: int = 1, say: Say = lambda line: None, limit: int
     """Run what is missing; returns the number of runs finished now.
 
     A locked plan is checked against its lock first. An interrupted run goes on where it was. limit: stop after so many runs.
-    jobs: processes side by side, each with the threads that the plan fixes.
-    Raises: InputError if the plan is not locked or was changed; Interrupted after Ctrl-C.
+    jobs: processes side by side, each with the threads that the plan fixes. A run that another process is doing is left to it.
+    Raises: InputError if the plan is not locked or was changed, or for counts below 1; Interrupted after Ctrl-C.
     """
+    require_counts(jobs, limit)
     locks.require(study)
     study.require_runnable()
-    if jobs < 1:
-        raise InputError(f"jobs must be at least 1, got {jobs}")
-    done = 0
-    while pending := study.missing():
-        batch = pending if limit is None else pending[: limit - done]
+    done, busy = 0, set[str]()
+    while True:
+        free = [job for job in study.missing() if fingerprint(job.config) not in busy]
+        batch = free if limit is None else free[: limit - done]
         if not batch:
             break
         with closing(_execute(study, batch, jobs, on_event)) as finished:
             for job, status in finished:
+                if status is None:
+                    busy.add(fingerprint(job.config))
+                    say(f"{job.name}: another process is doing it; going on with the next run")
+                    continue
                 done += 1
-                say(f"{job.name}: {status} ({done} now, {max(len(study.missing()), 0)} in sight)")
+                say(f"{job.name}: {status} ({done} now, {len(study.missing())} in sight)")
+    if elsewhere := [job.name for job in study.missing() if fingerprint(job.config) in busy]:
+        say(
+            f"another process is doing {', '.join(elsewhere)}; when it has ended, the same command runs what is missing"
+        )
     return done
 
 
-def _execute(study: Study, batch: list[Job], jobs: int, on_event) -> Generator[tuple[Job, str], None, None]:
+def require_counts(jobs: int, limit: int | None) -> None:
+    """Raises: InputError for a number of jobs or a limit below 1."""
+    for name, count in (("jobs", jobs), ("limit", limit)):
+        if count is not None and count < 1:
+            raise InputError(f"{name} must be at least 1, got {count}")
+
+
+def _execute(study: Study, batch: list[Job], jobs: int, on_event) -> Generator[tuple[Job, str | None], None, None]:
+    """Each job with how its run ended, None where another process has the folder of the run."""
     if jobs == 1:
         for job in batch:
             yield job, _one(study, job, on_event)
@@ -194,7 +231,11 @@ def _execute(study: Study, batch: list[Job], jobs: int, on_event) -> Generator[t
                 finished, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in finished:
                     job = running.pop(future)
-                    future.result()
+                    try:
+                        future.result()
+                    except InUseError:
+                        yield job, None
+                        continue
                     yield job, _keep(study, job)
         except BrokenProcessPool:
             raise InputError(
@@ -228,13 +269,15 @@ def folder_of(study: Study, job: Job) -> Path:
     return study.workspace / study.store.path(fingerprint(job.config), job.label, job.config.seed).stem
 
 
-def _one(study: Study, job: Job, on_event) -> str:
+def _one(study: Study, job: Job, on_event) -> str | None:
     from thalweg.training.signals import Interrupted as RunInterrupted
 
     try:
         _train(job.config, folder_of(study, job), on_event)
     except RunInterrupted:  # its own word says how the run alone would go on
         raise _interrupted(job) from None
+    except InUseError:
+        return None
     return _keep(study, job)
 
 

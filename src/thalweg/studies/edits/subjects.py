@@ -158,9 +158,10 @@ def _trained(made: TrainConfig, store: Store, workspace: Path, on_event) -> tupl
         train(made, folder, resume=RunFolder.is_run(folder), on_event=on_event)
     run = RunFolder.open(folder)
     if run.status == "diverged":
+        why = run.result.get("reason") or f"see {folder}"
         raise DivergedSubjectError(
-            f"the training of the subject {made.connection} diverged ({run.result.get('reason') or 'see its run'}), so there is nothing to edit; "
-            "its recipe is locked: write a new plan, under another name, with a lower lr"
+            f"the training of the subject {made.connection} diverged ({why}), so there is nothing to edit; its recipe is locked: "
+            "write a new plan, under another name, with a lower lr"
         )
     if run.status != "done":
         raise InputError(

@@ -35,8 +35,10 @@ class PruneCurvesOptions:
 def _columns(names: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     """The columns of some of the models."""
     arms = tuple(arm for arm in ARMS if arm.split("_")[0] in names)
-    curves = dict.fromkeys(("prune.area", "prune.free", "prune.loss", "prune.accuracy"), arms)
-    return curves | dict.fromkeys(("prune.heads", "classifier.loss", "classifier.accuracy"), names)
+    curves: dict[str, tuple[str, ...]] = dict.fromkeys(
+        ("prune.area", "prune.free", "prune.loss", "prune.accuracy"), arms
+    )
+    return {**curves, **dict.fromkeys(("prune.heads", "classifier.loss", "classifier.accuracy"), names)}
 
 
 @register(

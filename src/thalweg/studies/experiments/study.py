@@ -13,7 +13,7 @@ from thalweg.records import provenance
 from thalweg.studies import locking as locks
 from thalweg.studies.experiments.base import HAS_LEARNED, registry, value_of
 from thalweg.studies.experiments.plan import ExperimentHypothesis, ExperimentPlan
-from thalweg.studies.judging import StudyVerdict, Trial, rule
+from thalweg.studies.judging import StudyVerdict, Trial, rule, trial_of
 from thalweg.studies.observe import Observation, observed
 from thalweg.studies.plan import digest, load
 from thalweg.studies.store import RunRecord, Store, write
@@ -136,9 +136,9 @@ class ExperimentStudy:
 
     def trials(self) -> list[Trial]:
         """Every hypothesis with what the records say of it."""
-        records = self.records()
+        records, seeds = self.records(), self.scale.seeds
         return [
-            Trial(h, {column: _seen(h, column, self.scale.seeds, records) for column in h.contrast})
+            trial_of(h, seeds, lambda column, h=h: _seen(h, column, seeds, records))
             for h in self.plan.hypotheses_at(self.scale_name)
         ]
 
