@@ -1,18 +1,19 @@
 """What a model becomes: equal under every connection that can start equal, a warm start that says so under the others, and able to learn."""
 
+import copy
 import json
 from fnmatch import fnmatchcase
 
 import pytest
 import torch
 from tiny_models import LENGTH, VOCAB, tiny
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from thalweg import connections, mixers
 from thalweg.errors import CheckpointError, InputError, ProofError, UnknownNameError
 from thalweg.models import Decoder, DecoderConfig, ThalwegForCausalLM
 from thalweg.models.retained import count_updates, edit_state, edits_of
-from thalweg.surgery import convert, save
+from thalweg.surgery import Conversion, Growth, convert, grow_heads, save
 from thalweg.surgery.proof import Case, largest
 from thalweg.surgery.target import RECIPES
 from thalweg.training.optim import make_groups
@@ -192,6 +193,31 @@ def test_a_folder_loads_through_hugging_face(tmp_path, kind, name):
         "model.safetensors",
         "proof.json",
     ]
+
+
+def test_how_a_model_generates_stays_with_it(tmp_path):
+    """Catches: a chat model that runs past the end of its turn, or samples otherwise, once it is converted, changed and saved."""
+    theirs = copy.deepcopy(tiny("llama"))
+    theirs.generation_config = GenerationConfig(
+        eos_token_id=[2, 7], do_sample=True, top_k=5, temperature=0.6, cache_implementation="static"
+    )
+    model, proof = convert(theirs, "mhc", length=LENGTH)
+    folder = save(Conversion(grow_heads(model, {0: 2}).model, proof), tmp_path / "out")
+    again = convert(folder, None, growth=Growth(heads=2), length=LENGTH).model
+    for made in (model, AutoModelForCausalLM.from_pretrained(folder), again):
+        kept = made.generation_config
+        assert (kept.eos_token_id, kept.do_sample, kept.top_k, kept.temperature) == ([2, 7], True, 5, 0.6)
+        assert kept.cache_implementation is None
+        assert made.generate(torch.tensor([[1, 3]]), max_new_tokens=4).shape[1] <= 6
+    assert theirs.generation_config.cache_implementation == "static"  # the source is as it was
+
+
+def test_a_generation_config_that_cannot_be_saved_is_left_behind_and_named(tmp_path):
+    theirs = copy.deepcopy(tiny("llama"))
+    theirs.generation_config.temperature, theirs.generation_config.do_sample = 0.6, False
+    made = convert(theirs, length=LENGTH)
+    assert any("generation_config contradicts itself" in note for note in made.proof.notes)
+    assert AutoModelForCausalLM.from_pretrained(save(made, tmp_path / "out")).generation_config.eos_token_id == 2
 
 
 def test_a_folder_is_a_source_too(tmp_path):

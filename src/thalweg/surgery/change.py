@@ -1,8 +1,9 @@
 """What a change of shape did to every parameter: which old entry each new one is, so that weights and optimiser state can follow."""
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Int
@@ -130,6 +131,41 @@ def settings_of(config: Any) -> dict[str, Any]:
     return found
 
 
+# What of a generation_config belongs to the classes of the model it was made for.
+OF_ITS_CLASSES = (
+    "cache_implementation",
+    "cache_config",
+    "max_cache_len",
+    "compile_config",
+    "continuous_batching_config",
+)
+
+
+def generation_of(model: Any) -> Any:
+    """What a model of transformers says of how it generates (further ends, sampling), without its cache.
+
+    None where it says nothing, or something that transformers would refuse to write into a folder.
+    """
+    found = copy.deepcopy(getattr(model, "generation_config", None))
+    if found is None:
+        return None
+    for name in OF_ITS_CLASSES:
+        if getattr(found, name, None) is not None:
+            setattr(found, name, None)
+    try:
+        found.validate(strict=True)
+    except ValueError:
+        return None
+    return found
+
+
+def generates_as(model: Any, shell: ThalwegPreTrainedModel) -> ThalwegPreTrainedModel:
+    """The shell, which generates by default as ``model`` did."""
+    if shell.can_generate() and (found := generation_of(model)) is not None:
+        cast(Any, shell).generation_config = found
+    return shell
+
+
 def attentions(decoder: Any) -> dict[int, list[tuple[str, Attention]]]:
     """Layer -> its attention modules by their name in the decoder."""
     found: dict[int, list[tuple[str, Attention]]] = {}
@@ -229,7 +265,7 @@ def put_back(model: Any, old: Any, new: Any, in_place: bool) -> Any:
         new = old
     if not isinstance(model, ThalwegPreTrainedModel):
         return new
-    shell = in_shell(new, **settings_of(model.config))
+    shell = generates_as(model, in_shell(new, **settings_of(model.config)))
     shell.train(model.training)
     if not in_place:
         return shell

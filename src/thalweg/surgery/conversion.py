@@ -12,6 +12,7 @@ from thalweg.models.hf import in_shell
 from thalweg.models.hf_base import ThalwegPreTrainedModel
 from thalweg.models.transformer import Transformer
 from thalweg.surgery import text as texts
+from thalweg.surgery.change import generates_as, generation_of
 from thalweg.surgery.growth_plan import Growth
 from thalweg.surgery.proof import TOLERANCE, Proof, compare, prove
 from thalweg.surgery.source import Source, as_additive, as_ours, open_source
@@ -135,12 +136,15 @@ def left_behind(source: Source) -> tuple[str, ...]:
     """What of the source's behaviour the result does not have."""
     config = getattr(source.model, "config", None)
     names = ("attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop")
-    dropped = [name for name in names if getattr(config, name, 0.0)]
-    return (
-        (f"dropout in training ({', '.join(dropped)}) is not carried over",) if dropped and source.ours is None else ()
-    )
+    dropped = [name for name in names if getattr(config, name, 0.0)] if source.ours is None else []
+    notes = [f"dropout in training ({', '.join(dropped)}) is not carried over"] if dropped else []
+    if getattr(source.model, "generation_config", None) is not None and generation_of(source.model) is None:
+        notes.append(
+            "its generation_config contradicts itself (transformers would not save it) and is not carried over"
+        )
+    return tuple(notes)
 
 
 def shell(source: Source, made: Transformer) -> ThalwegPreTrainedModel:
-    """The model in the shell of Hugging Face, with the special tokens and classes of the source."""
-    return in_shell(made, **source.settings)
+    """The model in the shell of Hugging Face, with the special tokens and classes of the source, and how it generates."""
+    return generates_as(source.model, in_shell(made, **source.settings))
