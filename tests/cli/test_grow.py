@@ -169,7 +169,7 @@ def test_train_and_grow_do_not_mix_up_their_runs(capsys, tmp_path, monkeypatch):
 def test_an_interrupted_run_goes_on_to_the_same_end(tmp_path):
     """Ctrl-C saves, says how to go on, exits 130; the resumed run equals one that was never interrupted."""
     steps = TINY.index("--steps")
-    argv = [sys.executable, "-m", "thalweg", *TINY[:steps], "--steps", "120", *TINY[steps + 2 :], "--quiet"]
+    argv = [sys.executable, "-m", "thalweg", *TINY[:steps], "--steps", "60", *TINY[steps + 2 :], "--quiet"]
     run = tmp_path / "run"
     process = subprocess.Popen([*argv, "-o", str(run)], stderr=subprocess.PIPE, text=True)
     while not (run / "metrics.jsonl").exists() or '"step": 10' not in (run / "metrics.jsonl").read_text():

@@ -13,6 +13,7 @@ import torch
 from thalweg.errors import CheckpointError
 from thalweg.models.config import DecoderConfig
 from thalweg.models.decoder import Decoder
+from thalweg.models.sharing import named_weights
 from thalweg.training import checkpoint
 
 CONFIG = DecoderConfig(vocab_size=11, width=8, depth=2, heads=2)
@@ -23,7 +24,7 @@ def make_model(seed=0, **changes):
 
 
 def save(folder, step, best, model=None):
-    weights = checkpoint.named_weights(model or make_model(step))
+    weights = named_weights(model or make_model(step))
     state = {"numbers": [1, 2.5, None, "x"], "tensor": torch.arange(3)}
     return checkpoint.save(folder, step, weights=weights, state=state, manifest={"best_step": best})
 
@@ -155,7 +156,7 @@ def test_a_write_that_the_system_cuts_short(tmp_path, bytes_allowed):
     """A real limit on the size of files stands for a full disk: the writers themselves meet the error, in the weights or in the state."""
     save(tmp_path, 10, 10)
     before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    weights = {"a": torch.ones(bytes_allowed // 8)} if bytes_allowed > 1000 else checkpoint.named_weights(make_model())
+    weights = {"a": torch.ones(bytes_allowed // 8)} if bytes_allowed > 1000 else named_weights(make_model())
     resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_allowed, before[1]))
     try:
         with pytest.raises(CheckpointError, match="step 10 is intact"):
@@ -215,7 +216,7 @@ def test_a_manifest_without_its_step_is_refused(tmp_path):
 
 
 def test_weights_that_are_no_finite_numbers_are_refused(tmp_path):
-    good = {name: value.detach().clone() for name, value in checkpoint.named_weights(make_model()).items()}
+    good = {name: value.detach().clone() for name, value in named_weights(make_model()).items()}
     name = "embedding.weight"
     for broken, says in (
         (good[name].fill_(float("nan")), "not finite"),

@@ -278,6 +278,22 @@ def test_provenance_is_plain_and_knows_what_breaks_bitwise_resume():
     ]
 
 
+def test_a_kept_command_names_no_folder(monkeypatch):
+    words = [
+        "/opt/bin/thalweg",
+        "train",
+        "/home/a/p.toml",
+        "--records=/home/a/r",
+        "-o",
+        "/home/a/out",
+        "--lr=1e-3",
+        "x=/y/z",
+        "/a=b/c",
+    ]
+    monkeypatch.setattr(sys, "argv", words)
+    assert collect()["command"] == "thalweg train p.toml --records=r -o out --lr=1e-3 x=z c"
+
+
 @pytest.mark.parametrize(("package", "name"), [("pandas", "r.csv"), ("pandas", "r.parquet"), ("pyarrow", "r.parquet")])
 def test_an_ending_that_nothing_here_can_write_is_told_beforehand(monkeypatch, package, name):
     monkeypatch.setitem(sys.modules, package, None)

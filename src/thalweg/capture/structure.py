@@ -189,7 +189,7 @@ def _search(calls: list[Call | None], at: int, state: Tensor) -> list[Step] | No
                 rest = [] if k == finish or (k == i == finish) else _search(calls, k, value)
                 if rest is not None:
                     return [Step((update,), reads, factor, norm), *rest]
-    return _side_by_side(calls, at, state, reads, updates)
+    return _side_by_side(calls, state, reads, updates)
 
 
 def _states(calls: list[Call | None], i: int, nxt: Call, finish: int) -> list[tuple[str, Tensor, int]]:
@@ -209,7 +209,7 @@ def _states(calls: list[Call | None], i: int, nxt: Call, finish: int) -> list[tu
 
 
 def _side_by_side(
-    calls: list[Call | None], at: int, state: Tensor, reads: str, updates: list[tuple[int, Call]]
+    calls: list[Call | None], state: Tensor, reads: str, updates: list[tuple[int, Call]]
 ) -> list[Step] | None:
     """Two branches that both read the state and are added at once, at the end of the block."""
     end = calls[-1]

@@ -178,7 +178,7 @@ def of_model(args, tell: Callable[[str], None]) -> dict[str, Any]:
             page,
             title=f"{Path(opened.name).name}: how its layers write to the stream",
             facts=facts,
-            limits=_limits(rows, plan, args),
+            limits=_limits(plan, args),
             command=_command(args),
             provenance=provenance.collect(),
             citations=[CITATION],
@@ -236,7 +236,7 @@ def _with_interval(row, number) -> str:
     return f"{number(row.value, 5)}{unit} ({number(row.low, 5)} to {number(row.high, 5)}, {row.interval})"
 
 
-def _limits(rows, plan, args) -> list[str]:
+def _limits(plan, args) -> list[str]:
     found = [*plan.notes]
     if plan.documents == 1:
         found.append("One document: intervals are over its windows and say nothing about other texts.")

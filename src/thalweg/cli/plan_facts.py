@@ -39,7 +39,7 @@ def _text(plan: Any, head: dict[str, str]) -> dict[str, Any]:
                 "scale": name,
                 "kind": scale.kind,
                 **({"seeds": words(scale.seeds)} if hasattr(scale, "seeds") else {}),
-                **_own(scale, name),
+                **_own(scale),
                 "values": words(_said(scale, "kind", "seeds", "about", "arms", "learning_rates")),
                 "about": scale.about,
             }
@@ -65,7 +65,7 @@ def _hypothesis(h: Any) -> dict[str, str]:
     }
 
 
-def _own(scale: Any, name: str) -> dict[str, str]:
+def _own(scale: Any) -> dict[str, str]:
     """What only scales with arms have."""
     from thalweg.reports.text import words
 

@@ -95,7 +95,7 @@ def compress(
     wanted = chosen_sites(sites)
     targets = targets_of(located, chosen, wanted)
     compressor.check({target.name: target.shape for target in targets})
-    plan = plan_of(located.model, targets, located.depth, located.width, located.streams, calibration)
+    plan = plan_of(located.model, targets, located.width, located.streams, calibration)
     if progress is not None:
         progress(0, plan)
     rows: list[LinearRecord] = []

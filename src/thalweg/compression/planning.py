@@ -45,7 +45,7 @@ class CompressionPlan:
 
 
 def plan_of(
-    model: nn.Module, targets: Sequence[Target], depth: int, width: int, streams: int, calibration: Calibration | None
+    model: nn.Module, targets: Sequence[Target], width: int, streams: int, calibration: Calibration | None
 ) -> CompressionPlan:
     """Sizes from shapes alone; of a layer every matrix is counted as if it had inputs of its own."""
     layers = sorted({target.layer for target in targets})

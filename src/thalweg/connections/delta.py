@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from thalweg.connections import register
 from thalweg.connections._delta_channels import CompressChannels, CompressTokens, ExpandTokens, Only, Repeat
 from thalweg.connections._delta_coefficients import FixedGate, Gate, Value
+from thalweg.connections._stream_references import sigmoid
 from thalweg.connections.base import (
     ConnectionOptions,
     Facts,
@@ -310,9 +311,6 @@ def _written(site: DeltaSite, state: list[Tensor], x: Tensor, c: Tensor, h: Tens
 
     def dot(a, b) -> Any:
         return sum(p * q for p, q in zip(a, b, strict=True))
-
-    def sigmoid(z):
-        return 1 / (1 + torch.exp(-z))
 
     h = reference_norm(site.update_norm, h)
     k = [h_m / torch.sqrt(dot(h, h) + o.direction_eps**2) for h_m in h]

@@ -187,10 +187,10 @@ def past_windows(
             segments, _ = tokens.memory.extend(f"{key}.segments", own, real, size)
         x, real = tokens.memory.extend(key, x, real, size)
     missing = size + length - x.shape[1]
-    windows = F.pad(x, (0, 0, missing, 0))[:, :-1].unfold(1, size, 1).mT
-    counts = F.pad(real, (missing, 0))[:, :-1].unfold(1, size, 1)
+    windows = F.pad(x, (0, 0, missing, 0)).unfold(1, size, 1)[:, :length].mT
+    counts = F.pad(real, (missing, 0)).unfold(1, size, 1)[:, :length]
     if own is not None and segments is not None:
-        counts = counts & (F.pad(segments, (missing, 0))[:, :-1].unfold(1, size, 1) == own.unsqueeze(-1))
+        counts = counts & (F.pad(segments, (missing, 0)).unfold(1, size, 1)[:, :length] == own.unsqueeze(-1))
     return windows, counts
 
 

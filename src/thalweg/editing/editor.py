@@ -132,7 +132,7 @@ def _entered(
     located = locate(model, map)
     places = chosen(located, options)
     backend = backend_of_any(located)
-    route = route_of(located, options, backend)
+    route = route_of(options, backend)
     layers = tuple(sorted({place.layer for place in places}))
     pools = None
     if options.coefficient is not None:
@@ -196,7 +196,7 @@ def backend_of_any(located: Located) -> str:
         return ""
 
 
-def route_of(located: Located, options: EditOptions, backend: str) -> str:
+def route_of(options: EditOptions, backend: str) -> str:
     """How values are reached: as asked, else by the attention function, where it can be had, else by hooks."""
     if options.site != "value":
         return ""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from thalweg.geometry.catalog import measure
 from thalweg.geometry.checks import real, same_width
-from thalweg.geometry.lengths import Lengths, lengths
+from thalweg.geometry.lengths import Lengths, divisor, lengths
 from thalweg.ops.precision import wide
 
 _PAPER = "He et al. 2026, arXiv 2609.15975 (compression error)"
@@ -51,13 +51,13 @@ class ErrorLengths(NamedTuple):
     @property
     def share(self) -> Tensor:
         """Norm of the part across over ||e||, 0 without an error."""
-        return torch.where(self.error > 0, self.across / _nonzero(self.error), 0.0)
+        return torch.where(self.error > 0, self.across / divisor(self.error), 0.0)
 
     @property
     def cosine(self) -> Tensor:
         """cos(Delta, Delta + e); 0 where either is zero."""
         whole = torch.hypot(self.dense + self.along, self.across)
-        found = torch.where((self.along == 0) & (self.across == 0), 1.0, (self.dense + self.along) / _nonzero(whole))
+        found = torch.where((self.along == 0) & (self.across == 0), 1.0, (self.dense + self.along) / divisor(whole))
         return torch.where(self.dense > 0, found, 0.0)
 
     def _over(self, part: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ def direction_cosine(dense: Float[Tensor, "n width"], directions: Float[Tensor, 
     """Cosine of every dense update and the random direction that is given for it; 0 for an update of zero."""
     z = wide(dense)
     size = torch.linalg.vector_norm(z, dim=-1) * torch.linalg.vector_norm(directions, dim=-1)
-    return (z * directions).sum(-1) / _nonzero(size)
+    return (z * directions).sum(-1) / divisor(size)
 
 
 @measure(
@@ -207,7 +207,3 @@ def across_share_null(width: int) -> float:
 
 def _exact(dense: Tensor, compressed: Tensor) -> ErrorLengths:
     return error_lengths(real(dense, "the dense update").double(), real(compressed, "the compressed update").double())
-
-
-def _nonzero(x: Tensor) -> Tensor:
-    return torch.where(x > 0, x, 1.0)

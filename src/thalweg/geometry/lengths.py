@@ -34,7 +34,7 @@ class Lengths(NamedTuple):
     @property
     def coefficient(self) -> Tensor:
         """along / reference, 0 where the reference is zero: that of :func:`thalweg.geometry.updates.split_update`."""
-        return self.along / _nonzero(self.reference)
+        return self.along / divisor(self.reference)
 
     @property
     def over_perpendicular(self) -> Tensor:
@@ -44,7 +44,7 @@ class Lengths(NamedTuple):
     @property
     def fraction(self) -> Tensor:
         """|along| / ||update||, 0 for an update of zero: that of :func:`thalweg.geometry.updates.parallel_fraction`."""
-        return self.along.abs() / _nonzero(self.update)
+        return self.along.abs() / divisor(self.update)
 
     @property
     def energy(self) -> Tensor:
@@ -66,7 +66,7 @@ class Lengths(NamedTuple):
     def kept_cosine(self) -> Tensor:
         """cos(z, z + update) = (1 + alpha) / sqrt((1 + alpha)^2 + beta^2), 0 where z or the sum is zero."""
         whole = torch.hypot(self.reference + self.along, self.across)
-        return torch.where(self.reference > 0, (self.reference + self.along) / _nonzero(whole), 0.0)
+        return torch.where(self.reference > 0, (self.reference + self.along) / divisor(whole), 0.0)
 
     @property
     def kept_cosine_small(self) -> Tensor:
@@ -83,8 +83,8 @@ def lengths(reference: Float[Tensor, "*#b width"], update: Float[Tensor, "*#b wi
     same_width(reference, update, "reference and update")
     z, u = wide(reference), wide(update)
     size = torch.linalg.vector_norm(z, dim=-1)
-    along = (z * u).sum(-1) / _nonzero(size)
-    across = torch.addcmul(u, (along / _nonzero(size)).unsqueeze(-1), z, value=-1)
+    along = (z * u).sum(-1) / divisor(size)
+    across = torch.addcmul(u, (along / divisor(size)).unsqueeze(-1), z, value=-1)
     return Lengths(size, along, torch.linalg.vector_norm(across, dim=-1))
 
 
@@ -202,5 +202,6 @@ def _exact(reference: Tensor, update: Tensor) -> Lengths:
     return lengths(real(reference, "the reference").double(), real(update, "the update").double())
 
 
-def _nonzero(x: Tensor) -> Tensor:
+def divisor(x: Tensor) -> Tensor:
+    """x where it is positive, 1 elsewhere: of lengths that may be zero."""
     return torch.where(x > 0, x, 1.0)

@@ -1,5 +1,6 @@
 """What a number came from: versions, machine, threads, device and commit, as a plain table."""
 
+import datetime
 import os
 import platform
 import subprocess
@@ -25,6 +26,11 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def now() -> str:
+    """Now, in UTC, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def collect(device: str | None = None, source: str | Path | None = None) -> dict[str, Any]:
@@ -98,4 +104,7 @@ def _program(path: str) -> str:
 
 def _without_folder(argument: str) -> str:
     """An absolute path by its name alone: records are shared, and where somebody's folders lie is nobody else's business."""
-    return Path(argument).name if Path(argument).is_absolute() else argument
+    if Path(argument).is_absolute():
+        return Path(argument).name
+    name, given, value = argument.partition("=")  # --flag=PATH
+    return f"{name}{given}{_without_folder(value)}" if given else argument

@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +68,7 @@ class RunFolder:
             "config": config,
             "versions": where.pop("versions"),
             "provenance": where,
-            "started": _now(),
+            "started": provenance.now(),
             "ended": None,
             "result": {},
             "notes": [],
@@ -220,7 +219,7 @@ class RunFolder:
         """Say how the run ended (one of ``ENDS``), and its result. Raises: UnknownNameError."""
         if status not in ENDS:
             raise UnknownNameError("end of a run", status, ENDS)
-        self._update(status=status, ended=_now(), result=jsonl.numbers(jsonl.plain(result or {})))
+        self._update(status=status, ended=provenance.now(), result=jsonl.numbers(jsonl.plain(result or {})))
 
     def restart(self) -> None:
         """Say that the run goes on after an interruption."""
@@ -332,7 +331,3 @@ def _check(record: dict[str, Any], path: Path) -> None:
             )
     if record["status"] not in STATUSES:
         raise InputError(f"{path} is no run record of thalweg: unknown status {str(record['status'])[:40]!r}")
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -100,7 +100,7 @@ def _figure(name: str, arms: Arms) -> Figure:
             first_steps |= {step for _, step in starts}
             profiles = [r.depth_profile(name, step) for r, step in starts]
             curves.append(_line(f"{arm}, {_at(sorted({step for _, step in starts}))}", profiles, look, "start"))
-    curves += _nulls(name, arms)
+    curves += _nulls(arms)
     unit = next((row.unit for row in rows if row.unit), "")
     caption = [
         known.caption,
@@ -181,7 +181,7 @@ def _with_ends(line: Line, record: RunRecord) -> Line:
     return dataclasses.replace(line, sd=(), low=low, high=high)
 
 
-def _nulls(name: str, arms: Arms) -> list[Line]:
+def _nulls(arms: Arms) -> list[Line]:
     """The null by layer where rows carry one: once, unless arms differ in it (by their width, say)."""
     found: dict[tuple, tuple[dict[int, float], list[str]]] = {}
     for arm, records in arms.items():

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count, groupby
+from itertools import count
 from typing import Literal
 
 from thalweg.reports import svg
@@ -270,12 +270,6 @@ def _told_apart(curves: Sequence[Line]) -> list[Line]:
     return [replace(curve, look=next(nulls)) if curve.kind == "null" else curve for curve in curves]
 
 
-def _pieces(indices: Iterable[int]) -> Iterable[list[int]]:
-    """Runs of neighbours."""
-    for _, run in groupby(enumerate(indices), key=lambda pair: pair[1] - pair[0]):
-        yield [index for _, index in run]
-
-
 def _curve(curve: Line, x: svg.Axis, y: svg.Axis) -> Iterable[str]:
     shown = [i for i, v in enumerate(curve.y) if math.isfinite(v) and (v > 0 or not y.log)]
     if curve.kind == "event":
@@ -283,7 +277,7 @@ def _curve(curve: Line, x: svg.Axis, y: svg.Axis) -> Iterable[str]:
         yield svg.marks(places, _shape(curve), f"mark {_colour(curve)}", 4.0)
         return
     kind = "null" if curve.kind == "null" else f"{curve.kind} {_colour(curve)}"
-    for piece in _pieces(shown):
+    for piece in svg.neighbours(shown):
         points = [(x(curve.x[i]), y(curve.y[i])) for i in piece]
         if len(points) > 1:
             yield svg.line(points, kind, _dash(curve))
@@ -299,7 +293,7 @@ def _curve(curve: Line, x: svg.Axis, y: svg.Axis) -> Iterable[str]:
 
 def _band(curve: Line, x: svg.Axis, y: svg.Axis) -> Iterable[str]:
     ends = {i: found for i in range(len(curve.y)) if (found := _ends(curve, i)) and (not y.log or curve.y[i] > 0)}
-    for piece in _pieces(ends):
+    for piece in svg.neighbours(ends):
         if len(piece) > 1:
             upper, lower = ([(x(curve.x[i]), y(ends[i][side])) for i in piece] for side in (1, 0))
             yield svg.area(upper, lower, f"band {_colour(curve)}")

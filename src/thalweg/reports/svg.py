@@ -7,6 +7,7 @@ in a quarter of a second and 20 to 80 kB each, with fixed colours and element id
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from markupsafe import escape
 
@@ -96,6 +97,12 @@ def picture(width: float, height: float, title: str, parts: Iterable[str]) -> st
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_n(width)} {_n(height)}" role="img" '
         f'aria-label="{escape(clean(title))}">{"".join(parts)}</svg>'
     )
+
+
+def neighbours(indices: Iterable[int]) -> Iterable[list[int]]:
+    """Runs of indices that follow one another: the pieces of a line with gaps."""
+    for _, run in groupby(enumerate(indices), key=lambda pair: pair[1] - pair[0]):
+        yield [index for _, index in run]
 
 
 def text(x: float, y: float, content: str, *, anchor: str = "start", kind: str = "", most: int = 0) -> str:

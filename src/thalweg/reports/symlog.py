@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from thalweg.reports import svg
 from thalweg.reports.figures import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Figure, Key
@@ -111,22 +110,17 @@ def _ticks(y: svg.Axis, linear: float) -> list[tuple[float, str]]:
 
 def _drawn(curve: Spread, x: svg.Axis, y: svg.Axis, place) -> Iterable[str]:
     colour = f"c{curve.look % svg.COLOURS}"
-    for piece in _runs([i for i in range(len(curve.x)) if _finite(curve.low[i], curve.high[i])]):
+    for piece in svg.neighbours([i for i in range(len(curve.x)) if _finite(curve.low[i], curve.high[i])]):
         if len(piece) > 1:
             upper = [(x(curve.x[i]), y(place(curve.high[i]))) for i in piece]
             lower = [(x(curve.x[i]), y(place(curve.low[i]))) for i in piece]
             yield svg.area(upper, lower, f"band {colour}")
     shown = [i for i in range(len(curve.x)) if _finite(curve.y[i])]
-    for piece in _runs(shown):
+    for piece in svg.neighbours(shown):
         if len(piece) > 1:
             yield svg.line([(x(curve.x[i]), y(place(curve.y[i]))) for i in piece], f"arm {colour}")
     mark = svg.MARKS[curve.look % len(svg.MARKS)]
     yield svg.marks([(x(curve.x[i]), y(place(curve.y[i]))) for i in shown], mark, f"mark {colour}")
-
-
-def _runs(indices: Sequence[int]) -> Iterable[list[int]]:
-    for _, run in groupby(enumerate(indices), key=lambda pair: pair[1] - pair[0]):
-        yield [index for _, index in run]
 
 
 def _finite(*values: float) -> bool:

@@ -1,6 +1,5 @@
 """Locks: the hash of a plan and of everything it resolves to, written before the first run."""
 
-import datetime
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -9,6 +8,7 @@ from thalweg._version import __version__
 from thalweg.errors import CheckpointError, InputError
 from thalweg.records import jsonl
 from thalweg.records.files import atomic_write_text
+from thalweg.records.provenance import now
 from thalweg.studies.plan import load
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def write(
         plan.hash(),
         scale,
         arms,
-        datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        now(),
         __version__,
         power,
         recorded_before,

@@ -1,6 +1,5 @@
 """Plan files: what is asked, which arms run at which scale, and the rule that will judge them, all fixed before the first run."""
 
-import dataclasses
 import datetime
 import hashlib
 import json
@@ -262,8 +261,3 @@ def _plain_values(value: Any, where: str) -> None:
         raise InputError(f"{where} must be a finite number, got {value}")
     elif isinstance(value, datetime.date | datetime.time):
         raise InputError(f"{where} is a date or time, which no key of a plan takes; put it in quotes, got {value}")
-
-
-def as_table(plan: Plan) -> dict[str, Any]:
-    """The plan as plain values."""
-    return dataclasses.asdict(plan)

@@ -2,13 +2,14 @@
 
 import dataclasses
 import signal
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Set
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from multiprocessing import active_children, get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from thalweg.errors import ExitCode, InputError, InUseError, ThalwegError
@@ -219,7 +220,7 @@ def _execute(study: Study, batch: list[Job], jobs: int, on_event) -> Generator[t
         for job in batch:
             yield job, _one(study, job, on_event)
         return
-    waiting, running = iter(batch), dict[Future, Job]()
+    waiting, running, others = iter(batch), dict[Future, Job](), set(active_children())
     with terminated_as_interrupt():
         pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_leave_ctrl_c_to_the_study)
         try:
@@ -242,18 +243,20 @@ def _execute(study: Study, batch: list[Job], jobs: int, on_event) -> Generator[t
                 "a worker was killed (out of memory?); finished runs are kept, the same command goes on"
             ) from None
         except BaseException:
-            for worker in active_children():  # each saves its run and ends; none trains on without its study
+            for worker in (
+                set(active_children()) - others
+            ):  # each saves its run and ends; none trains on without its study
                 worker.terminate()
             raise
         finally:
-            _close(pool)
+            _close(pool, others)
 
 
-def _close(pool: ProcessPoolExecutor) -> None:
+def _close(pool: ProcessPoolExecutor, others: Set[BaseProcess]) -> None:
     try:
         pool.shutdown(cancel_futures=True)
     except KeyboardInterrupt:  # asked again: at once, the last checkpoints stand
-        for worker in active_children():
+        for worker in set(active_children()) - others:
             worker.kill()
         raise
 

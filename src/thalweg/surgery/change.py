@@ -13,6 +13,7 @@ from thalweg.errors import InputError
 from thalweg.models.config import DecoderConfig
 from thalweg.models.hf import in_shell
 from thalweg.models.hf_base import ThalwegPreTrainedModel
+from thalweg.models.sharing import named_weights
 from thalweg.models.sublayers import Attention
 from thalweg.models.transformer import Transformer
 from thalweg.surgery import families
@@ -176,13 +177,6 @@ def attentions(decoder: Any) -> dict[int, list[tuple[str, Attention]]]:
     return found
 
 
-def everything(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters (tied ones once) and saved buffers by name."""
-    aliases = {name for name, _ in module.named_parameters(remove_duplicate=False)}
-    buffers = {name: value for name, value in module.state_dict().items() if name not in aliases}
-    return {**dict(module.named_parameters()), **buffers}
-
-
 @torch.no_grad()
 def rebuild(
     model: Any,
@@ -205,7 +199,7 @@ def rebuild(
     new = type(old)(config, generator=generator).to(weight.device, weight.dtype)
     if fill is not None:
         fill(new)
-    before, after = everything(old), everything(new)
+    before, after = named_weights(old), named_weights(new)
     found = {name: maps(name, value) for name, value in after.items()}
     lost = sorted(set(before) - {map.old for map in found.values() if map is not None})
     if lost:

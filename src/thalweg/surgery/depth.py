@@ -12,8 +12,9 @@ from torch import Tensor
 from thalweg.connections import Stream, StreamSite
 from thalweg.errors import InputError
 from thalweg.models.config import EDITS, DecoderConfig
+from thalweg.models.sharing import named_weights
 from thalweg.models.sublayers import Prototypes, Sublayer
-from thalweg.surgery.change import NEW, Grown, ParameterMap, everything, rebuild, whole_decoder_of
+from thalweg.surgery.change import NEW, Grown, ParameterMap, rebuild, whole_decoder_of
 from thalweg.surgery.width import REPLAYED, replay_length
 
 KINDS = ("blocks", r"stream\.sites", r"stream\.compressors", r"stream\.scalars", r"stream\.alphas\.layer")
@@ -51,7 +52,7 @@ def grow_depth(
     after = deeper(config, order, heads)
     per_layer = len(config.layers)
     layer_of = {new: old for new, old in enumerate(order) if old != NEW}
-    before = everything(decoder)
+    before = named_weights(decoder)
     drift, fresh = 0.0, []
 
     def maps(name: str, value: Tensor) -> ParameterMap | None:
@@ -89,7 +90,7 @@ def grow_depth(
 
     def finish(new: Any) -> None:
         nonlocal drift
-        silence(new, layer_of, per_layer)
+        silence(new, layer_of)
         drift = replayed(decoder.stream, new.stream, layer_of, per_layer)
         if not drift <= REPLAYED and not allow_drift:
             raise InputError(
@@ -166,7 +167,7 @@ def history(old: Any, new: Any, order: list[int]) -> Tensor | None:
     return torch.tensor(taken) if set(taken) >= set(range(len(old.slots))) else None
 
 
-def silence(new: Any, layer_of: dict[int, int], per_layer: int) -> None:
+def silence(new: Any, layer_of: dict[int, int]) -> None:
     """Make the updates of new layers zero, where the connection does not do it already."""
     for sublayer, site in zip(cast("list[Sublayer]", new.sublayers), new.stream.sites, strict=True):
         if site.site.layer in layer_of or mute(site):

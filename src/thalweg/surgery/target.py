@@ -10,9 +10,9 @@ from thalweg.config import merge
 from thalweg.connections import Stream
 from thalweg.errors import InputError, UnknownNameError
 from thalweg.models.making import make
+from thalweg.models.sharing import named_weights
 from thalweg.models.transformer import Transformer
 from thalweg.ops.norms import Norm
-from thalweg.surgery.change import everything
 
 # Targets with a name of their own: a connection and the options that make it so.
 RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -63,7 +63,7 @@ def under(additive: Transformer, name: str, options: dict[str, Any]) -> tuple[Tr
     parameter = next(additive.parameters())
     made = make(config, generator=torch.Generator().manual_seed(0)).to(parameter.device, parameter.dtype)
     factors = cast(Stream, made.stream).start_as_additive()
-    own, given = everything(made), everything(additive)
+    own, given = named_weights(made), named_weights(additive)
     lost = sorted(key for key in given if key not in own)
     for key, value in given.items():
         if key in own:

@@ -13,6 +13,7 @@ from thalweg.config import checked_path
 from thalweg.data import Task
 from thalweg.data.synthetic import PAD, SyntheticTask
 from thalweg.data.tasks.austen import HELD_OUT, novels
+from thalweg.data.tasks.text_file import decode, read_bytes
 from thalweg.data.text.tokenizer import token_ids
 from thalweg.errors import InputError
 from thalweg.evaluation.masked import drawing, masked_rows
@@ -195,16 +196,9 @@ def encode(tokenizer: Any, content: str, count: int) -> list[int]:
 
 
 def read(path: str | Path) -> str:
-    """A text file. Raises: InputError."""
+    """A text file (``.gz`` and ``.xz`` are unpacked). Raises: InputError."""
     path = checked_path(path, expand=True)
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise InputError(f"no such file: {path}; give the path of a text") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+    return decode(read_bytes(path), path)
 
 
 def given(tokens: Tensor, vocab_size: int, max_length: int) -> Sample:

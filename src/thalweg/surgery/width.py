@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from thalweg.errors import InputError
 from thalweg.models.config import DecoderConfig
+from thalweg.models.sharing import named_weights
 from thalweg.models.sublayers import FeedForward, MixtureOfExperts, Prototypes
 from thalweg.ops.norms import Norm
 from thalweg.ops.prototypes import LOG_TEMPERATURE
-from thalweg.surgery.change import NEW, Grown, ParameterMap, everything, rebuild, whole_decoder_of
+from thalweg.surgery.change import NEW, Grown, ParameterMap, rebuild, whole_decoder_of
 
 STREAM = "stream."  # where a model keeps its connection
 REPLAYED = 1e-10  # relative difference in float64 up to which two streams are the same
@@ -51,7 +52,7 @@ def grow_width(
     after = wider(decoder, width, ffn_width, expert_width)
     if after.width > config.width:
         check_prototypes(decoder, after.width, centred=uses_layernorm(decoder))
-    before = everything(decoder)
+    before = named_weights(decoder)
     norms = {name: module for name, module in decoder.named_modules() if isinstance(module, Norm)}
     mean = uses_layernorm(decoder)
 
@@ -82,7 +83,7 @@ def grow_width(
             for sublayer in new.sublayers:
                 if isinstance(sublayer, Prototypes):  # distances are divided by the width
                     sublayer.dictionary.log_temperature.add_(math.log(config.width / after.width))
-            scaled = {name: maps(name, value) for name, value in everything(new).items() if name.startswith(STREAM)}
+            scaled = {name: maps(name, value) for name, value in named_weights(new).items() if name.startswith(STREAM)}
             prove_stream(decoder.stream, new.stream, mean, scaled)
 
     sizes = [
@@ -243,8 +244,8 @@ def prove_stream(old: Any, new: Any, mean: bool, maps: Mapping[str, ParameterMap
     narrow, wide = old.width, new.width
     generator = torch.Generator().manual_seed(0)
     ours, theirs = (copy.deepcopy(stream).cpu().double() for stream in (old, new))
-    before = everything(ours)
-    for name, value in everything(theirs).items():
+    before = named_weights(ours)
+    for name, value in named_weights(theirs).items():
         map = maps[STREAM + name]
         map.carry(before[map.old.removeprefix(STREAM)], value, map.factor)
     for tensor, axis in gates_of(theirs):

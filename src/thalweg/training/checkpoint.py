@@ -30,6 +30,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from thalweg.errors import CheckpointError, ThalwegError
+from thalweg.models.sharing import named_weights
 
 SCHEMA = 1
 KIND = "thalweg.checkpoint"
@@ -181,13 +182,6 @@ def read(path: Path) -> Checkpoint:
         if not intact:
             raise _damaged(path, f"{name} ({(path / name).stat().st_size} bytes) does not match its checksum")
     return Checkpoint(path, manifest)
-
-
-def named_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Every parameter (tied ones under their first name) and persistent buffer of a model, by name."""
-    aliases = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    buffers = {name: value for name, value in model.state_dict().items() if name not in aliases}
-    return {**dict(model.named_parameters()), **buffers}
 
 
 def check_fit(weights: Mapping[str, Tensor], model: nn.Module, source: Path) -> None:

@@ -17,6 +17,7 @@ from thalweg.models.balancing import Balancer
 from thalweg.models.decoder import Decoder
 from thalweg.models.making import KINDS, make
 from thalweg.models.retained import count_one_update
+from thalweg.models.sharing import named_weights
 from thalweg.models.sublayers.prototypes import dictionary_loss
 from thalweg.models.trace import StreamTrace
 from thalweg.models.transformer import Transformer
@@ -179,7 +180,7 @@ class Engine:
 
     def weights(self) -> dict[str, Tensor]:
         """Name -> whole tensor."""
-        return whole(checkpoint.named_weights(self.model))
+        return whole(named_weights(self.model))
 
     def state(self) -> dict[str, Any]:
         return {
@@ -195,7 +196,7 @@ class Engine:
             shape = configs.build(type(self.model.config), saved.manifest["model"], where="model")
             self.adopt(type(self.model)(shape, generator=torch.Generator().manual_seed(0)))
         checkpoint.check_fit(weights, self.model, saved.path)
-        named = checkpoint.named_weights(self.model)
+        named = named_weights(self.model)
         checkpoint.load_weights(
             self.model, {name: like(weights[name], target) for name, target in named.items()}, saved.path
         )

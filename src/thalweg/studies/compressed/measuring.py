@@ -29,10 +29,11 @@ from thalweg.evaluation.scoring import batches, by_token, device_of, logits_of, 
 from thalweg.evaluation.subjects import check_causal, check_tokenizer
 from thalweg.evaluation.windows import Window
 from thalweg.ops.precision import wide
+from thalweg.records.provenance import now
 from thalweg.studies.compressed.observe import layerwise
 from thalweg.studies.compressed.plan import BRANCHES, ERRORS, CompressionArm, CompressionPlan
 from thalweg.studies.compressed.texts import Readings, readings
-from thalweg.studies.edits.store import EditRow, now
+from thalweg.studies.edits.store import EditRow
 from thalweg.studies.edits.subjects import OpenSubject
 
 BATCH_TOKENS = 1024  # of a forward pass

@@ -251,10 +251,6 @@ class CompressionPlan:
         """The subject of SUBJECT.FAMILY."""
         return family.split(".")[0]
 
-    def table_of(self, family: str) -> Family | None:
-        """The family as the file states it; None for a no-op."""
-        return self.arms.get(family.split(".", 1)[1])
-
     def noop_of(self, arm: str) -> str:
         """The name of the no-op of the subject of an arm."""
         return f"{self.subject_of(self.edits[arm].family)}.{NOOP}"

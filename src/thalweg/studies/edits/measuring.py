@@ -27,9 +27,10 @@ from thalweg.evaluation.scoring import batches, by_token, device_of, logits_of, 
 from thalweg.evaluation.subjects import around, check_causal, check_tokenizer, ids_of, is_causal
 from thalweg.evaluation.windows import Window
 from thalweg.ops.precision import wide
+from thalweg.records.provenance import now
 from thalweg.statistics import spearman
 from thalweg.studies.edits.plan import EditArm
-from thalweg.studies.edits.store import EditRow, now
+from thalweg.studies.edits.store import EditRow
 from thalweg.studies.edits.subjects import OpenSubject
 from thalweg.studies.edits.texts import Reading
 

@@ -1,6 +1,5 @@
 """Records of edits: one JSONL file for each subject on each text, one line for each edit that is complete."""
 
-import datetime
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -165,11 +164,6 @@ def held(folder: Path, label: str, fingerprint: str) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def now() -> str:
-    """Now, in UTC, to the second."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def conflicts(record: EditRecord, facts: Mapping[str, Any]) -> list[str]:

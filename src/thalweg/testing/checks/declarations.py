@@ -10,7 +10,10 @@ from thalweg.testing.subjects import BATCH, DEPTH, LENGTH, WIDTH, Subject, embed
 
 
 def shapes(subject: Subject) -> None:
-    """``read`` and ``leave`` give [b t d], ``observe`` [b t n d], gates [b t ...]; the state keeps its structure through every site."""
+    """``read`` and ``leave`` give [b t d], ``observe`` [b t n d], gates [b t ...]; the state keeps its structure through every site.
+
+    Without tokens, or without batch entries, the stream gives as few, and its gradients are there.
+    """
     stream = subject.random()
     embedding, sublayers = embedding_for(stream), sublayers_for(stream)
     visits = walk(stream, embedding, sublayers)
@@ -39,6 +42,11 @@ def shapes(subject: Subject) -> None:
         require(
             stream.leave(state).shape == embedding.shape, f"leave gives {list(stream.leave(state).shape)}, not [b t d]"
         )
+    for none in (embedding[:, :0], embedding[:0]):
+        leaf = none.clone().requires_grad_()
+        output = stream(leaf, sublayers)
+        require(output.shape == none.shape, f"an embedding of {list(none.shape)} comes out as {list(output.shape)}")
+        output.sum().backward()
 
 
 def hints(subject: Subject) -> None:
