@@ -49,7 +49,7 @@ def test_parameters_by_part(variant):
 
 @pytest.mark.parametrize("name", connections.names())
 def test_parameters_and_bytes_of_every_connection(name):
-    cfg = config(connection=name, depth=6)
+    cfg = config(connection=name, depth=4)
     size = size_of(cfg, length=16)
     decoder = Decoder(cfg)
     assert size.total_parameters == sum(p.numel() for p in decoder.parameters())

@@ -104,12 +104,12 @@ class Store:
         """Where the record of a run lies; the name is for people, the fingerprint inside decides."""
         return self.folder / f"{label}-s{seed}-{fingerprint[:12]}.jsonl"
 
-    def find(self, fingerprint: str, label: str, seed: int) -> RunRecord | None:
-        """The record of a run, or None. Raises: CheckpointError if the file is broken or belongs to another run."""
+    def find(self, fingerprint: str, label: str, seed: int, *, measures: bool = True) -> RunRecord | None:
+        """The record of a run, or None; measures: as of :func:`read`. Raises: CheckpointError if the file is broken or of another run."""
         path = self.path(fingerprint, label, seed)
         if not path.exists():
             return None
-        record = read(path)
+        record = read(path, measures=measures)
         if record.fingerprint != fingerprint or record.seed != seed:
             raise CheckpointError(
                 f"{path} belongs to another run (fingerprint {record.fingerprint[:12]}, seed {record.seed}); remove it"
@@ -125,10 +125,10 @@ class Store:
             return None
         stamp, known = (state.st_mtime_ns, state.st_size), self._outcomes.get(key)
         if known is None or known[0] != stamp:
-            record = self.find(*key)
+            record = self.find(*key, measures=False)
             if record is None:
                 return None
-            known = self._outcomes[key] = (stamp, dataclasses.replace(record, measures=Measurements()))
+            known = self._outcomes[key] = (stamp, record)
         return known[1]
 
     def keep(self, run: RunFolder, fingerprint: str, label: str, seed: int) -> RunRecord:
@@ -205,9 +205,10 @@ def check_unchanged(path: str | Path, head: Mapping[str, Any], header: bool = Tr
         )
 
 
-def read(path: str | Path) -> RunRecord:
+def read(path: str | Path, *, measures: bool = True) -> RunRecord:
     """Read a record; also one of schema 1, whose header is covered by no checksum.
 
+    measures: whether to make the measurements, thousands of rows and most of the time; without them the record has none.
     Raises: InputError for a foreign file or a newer schema; CheckpointError for one that is broken or was changed.
     """
     lines = jsonl.read_lines(path, "study record")
@@ -219,7 +220,7 @@ def read(path: str | Path) -> RunRecord:
     metrics: dict[str, list[tuple[int, float]]] = {}
     units: dict[str, str] = {}
     places: list[list[Any]] = []
-    measures = Measurements()
+    found = Measurements()
     try:
         _check_head(head)
         for _, row in lines[1:]:
@@ -232,12 +233,14 @@ def read(path: str | Path) -> RunRecord:
                     _expect(f"a value of {row['series']}", value, int, float)
                 metrics[row["series"]] = list(zip(steps, values, strict=True))
                 units[row["series"]] = row["unit"]
+            elif not measures:
+                continue
             elif "places" in row:
                 places = row["places"]
                 for place in places:
                     _expect("a layer", place[PLACE.index("layer")], int, type(None))
             else:
-                measures.extend(_unpack(row, places))
+                found.extend(_unpack(row, places))
         return RunRecord(
             head["fingerprint"],
             head["config"],
@@ -245,7 +248,7 @@ def read(path: str | Path) -> RunRecord:
             head["status"],
             head["result"],
             metrics,
-            measures,
+            found,
             units,
             head["provenance"],
             head["versions"],
