@@ -1,6 +1,5 @@
 """Records of study runs: one compact JSONL file per run, named by what was run, shared by all plans of a folder and committed."""
 
-import dataclasses
 import hashlib
 import math
 from collections.abc import Mapping
