@@ -147,7 +147,7 @@ def test_every_shipped_plan_is_shown(capsys, plan):
 def test_show_mixer_says_what_it_claims_in_words(capsys, mixer):
     text = out(capsys, ["show", "mixer", mixer])
     found = json.loads(out(capsys, ["show", "mixer", mixer, "--json"]))
-    claims = found["claims, tested at random logits"]
+    claims = found["claims, which the battery tests"]
     assert "every logit has a derivative at the start" in claims and "exact" not in claims.values()
     assert not {"moves", "reaches"} & set(claims) and "research note" not in text
     rounded = found["measured at 4 streams"]["in float32, logits of sd 1: largest |row sum - 1|, |column sum - 1|"]

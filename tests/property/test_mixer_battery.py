@@ -1,5 +1,7 @@
 """Every registered mixer, with its defaults and every variant, passes the battery at 1 to 64 streams; and the battery reports well."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -33,6 +35,26 @@ def test_mixer(name, subject):
 @pytest.mark.parametrize("name", mixers.names())
 def test_a_sweep_makes_every_check_of_every_mixer(name):
     assert {check for subject in subjects_of(name, {}) for check in swept(subject)} == set(CHECKS)
+
+
+class Unfinished(mixers.registry["row_stochastic"]):
+    """Its columns are never normalised, and nearly sum to one where the logits are small."""
+
+    @property
+    def claims(self):
+        return dataclasses.replace(super().claims, columns="converging")
+
+
+@pytest.mark.parametrize("streams", [3, 4, 8])
+def test_a_marginal_that_nobody_normalises_does_not_converge(streams):
+    with pytest.raises(AssertionError, match="in proportion, as if they were never normalised"):
+        check_mixer(Unfinished, only=["marginals"], streams=streams)
+
+
+@pytest.mark.parametrize("streams", [0, -1, True, 2.5, [4, 0]])
+def test_numbers_of_streams_are_whole_and_positive(streams):
+    with pytest.raises(InputError, match="streams must be whole numbers from 1, got"):
+        check_mixer("sinkhorn", streams=streams)
 
 
 class Leaky(Unconstrained):

@@ -2,6 +2,7 @@
 
 from thalweg.connections import register
 from thalweg.connections.base import Facts, Stream, StreamSite, each_token, reference_norm
+from thalweg.registry import REFERENCE
 
 
 class AdditiveSite(StreamSite):
@@ -32,7 +33,7 @@ class Additive(Stream):
         words="The sublayer reads the normalised stream [b t d] and its update [b t d] is added to the stream.",
         constraint="skip Jacobian is the identity",
         verified=(
-            "loop-written reference in float64, outputs and all gradients",
+            REFERENCE,
             "transformers: Llama, Qwen3, Phi and, with update_norm, Gemma 2; logits and gradients in float64",
         ),
         bibtex=(

@@ -25,6 +25,7 @@ from thalweg.connections.base import (
 from thalweg.errors import InputError
 from thalweg.ops.norms import Norm
 from thalweg.ops.precision import full_precision, wide
+from thalweg.registry import REFERENCE
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ class AttentionResiduals(Stream):
             "every attention and feed-forward sublayer is a layer of the equation",
         ),
         verified=(
-            "loop-written reference in float64, outputs and all gradients",
+            REFERENCE,
             "Liger: the attention over depth; outputs and gradients in float32",
         ),
         bibtex="@article{kimi2026attention, title={Attention Residuals}, author={{Kimi Team}}, journal={arXiv:2603.15031}, year={2026}}",

@@ -7,6 +7,7 @@ from thalweg.connections import register
 from thalweg.connections.base import Facts, Requirements, Site, each_token, reference_norm
 from thalweg.connections.post_norm import PostNorm, PostNormOptions, PostNormSite
 from thalweg.errors import InputError
+from thalweg.registry import REFERENCE
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class DeepNorm(PostNorm):
             "the norm is the model's (RMSNorm by default) where the paper has LayerNorm with bias",
             "the constants of encoder-decoder models are left out",
         ),
+        verified=(REFERENCE,),
         bibtex="@article{wang2022deepnet, title={DeepNet: Scaling Transformers to 1,000 Layers}, author={Wang, Hongyu "
         "and Ma, Shuming and Dong, Li and Huang, Shaohan and Zhang, Dongdong and Wei, Furu}, "
         "journal={arXiv:2203.00555}, year={2022}}",

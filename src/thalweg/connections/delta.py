@@ -26,6 +26,7 @@ from thalweg.connections.base import (
 )
 from thalweg.errors import InputError
 from thalweg.ops.rank_one import check_direction_eps, delta, direction, write
+from thalweg.registry import REFERENCE
 
 BETA_START = (0.01, 1.99)  # outside, the sigmoid of the gate is flat and the gate hardly learns
 
@@ -178,6 +179,7 @@ class Delta(Stream):
             "the state is stored transposed, [n d]",
             "compress='channels' is the paper's form, a weight per feature and channel, not the code's convolution",
         ),
+        verified=(REFERENCE,),
         bibtex=(
             "@article{zhang2026deep, title={Deep Delta Learning}, author={Zhang, Yifan and Liu, Yifeng and Wang, "
             "Mengdi and Gu, Quanquan}, journal={arXiv:2601.00417}, year={2026}}"

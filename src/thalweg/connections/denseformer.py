@@ -21,6 +21,7 @@ from thalweg.connections.base import (
 )
 from thalweg.errors import InputError
 from thalweg.ops.precision import wide
+from thalweg.registry import REFERENCE
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ class DenseFormer(Stream):
         "came out of all layers so far. The weights are learned scalars, the same for every token.",
         constraint="none",
         deviations=("the text of the paper was read in part; dilation and period follow the authors' code",),
+        verified=(REFERENCE,),
         bibtex="@inproceedings{pagliardini2024denseformer, title={DenseFormer: Enhancing Information Flow in Transformers via Depth Weighted "
         "Averaging}, author={Pagliardini, Matteo and Mohtashami, Amirkeivan and Fleuret, Fran{\\c{c}}ois and Jaggi, Martin}, "
         "booktitle={NeurIPS}, year={2024}}",

@@ -22,6 +22,7 @@ from thalweg.connections.base import (
 )
 from thalweg.errors import InputError
 from thalweg.ops.precision import full_precision, wide
+from thalweg.registry import REFERENCE
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,7 @@ class Highway(Stream):
             "a Transformer sublayer stands for the source's H, and reads the normalised stream (input_norm)",
             "a final norm, as in any pre-norm stack",
         ),
+        verified=(REFERENCE,),
         bibtex="@article{srivastava2015highway, title={Highway Networks}, author={Srivastava, Rupesh Kumar and Greff, "
         'Klaus and Schmidhuber, J{\\"u}rgen}, journal={arXiv:1505.00387}, year={2015}}',
     )

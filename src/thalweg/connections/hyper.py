@@ -7,6 +7,7 @@ from thalweg.connections import register
 from thalweg.connections._many_streams import ManyStreams, ManyStreamsOptions
 from thalweg.connections._stream_coefficients import Source
 from thalweg.connections.base import Facts
+from thalweg.registry import REFERENCE
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class HyperConnections(ManyStreams):
             "output layers start as those of the other connections do; the paper scales their weights by sqrt(n), without saying which way",
         ),
         verified=(
-            "loop-written reference in float64, outputs and all gradients",
+            REFERENCE,
             "hyper-connections (PyPI), dynamic and static; outputs and gradients in float64",
         ),
         bibtex=(

@@ -8,6 +8,7 @@ from thalweg.connections import register
 from thalweg.connections.base import Facts, Site, each_token, reference_norm
 from thalweg.connections.post_norm import PostNorm, PostNormOptions, PostNormSite
 from thalweg.errors import InputError
+from thalweg.registry import REFERENCE
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class Keel(PostNorm):
             "no final norm (the last site has normalised) and no norm on the embedding (enter_norm adds one)",
             "initial weights: the model's own distribution, without a factor for depth (the abstract: none is needed)",
         ),
+        verified=(REFERENCE,),
         bibtex="@article{chen2026postlayernorm, title={Post-LayerNorm Is Back: Stable, ExpressivE, and Deep}, "
         "author={Chen, Chen and Wei, Lai}, journal={arXiv:2601.19895}, year={2026}}",
     )

@@ -21,6 +21,7 @@ from thalweg.connections.base import (
 )
 from thalweg.errors import InputError
 from thalweg.ops.precision import wide
+from thalweg.registry import REFERENCE
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class LayerScale(Stream):
             "no weight decay on scale",
         ),
         verified=(
-            "loop-written reference in float64, outputs and all gradients",
+            REFERENCE,
             "transformers: Granite, the scale held at its residual multiplier; logits and gradients in float64",
         ),
         bibtex="@inproceedings{touvron2021going, title={Going Deeper with Image Transformers}, author={Touvron, Hugo "

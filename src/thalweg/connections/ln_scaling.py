@@ -13,6 +13,7 @@ from thalweg.connections.base import (
     reference_norm,
     shaped,
 )
+from thalweg.registry import REFERENCE
 
 
 class LayerNormScalingSite(AdditiveSite):
@@ -46,6 +47,7 @@ class LayerNormScaling(Stream):
         "counted from one; its update [b t d] is added to the stream. The final norm is not scaled.",
         constraint="skip Jacobian is the identity",
         chosen=("output maps do not start smaller in deep networks: the source advises against combining the two",),
+        verified=(REFERENCE,),
         bibtex="@article{sun2025curse, title={The Curse of Depth in Large Language Models}, author={Sun, Wenfang and "
         "Song, Xinyuan and Li, Pengxiang and Yin, Lu and Zheng, Yefeng and Liu, Shiwei}, journal={arXiv:2502.05795}, "
         "year={2025}}",

@@ -29,6 +29,7 @@ from thalweg.connections.base import (
 )
 from thalweg.ops.norms import Norm
 from thalweg.ops.precision import full_precision, wide
+from thalweg.registry import REFERENCE
 
 
 class Alpha(nn.Module):
@@ -240,6 +241,7 @@ class MGT(Stream):
             "the gate that the source names mHC is called the soft gate",
             "gate_open divides the gate by its start value",
         ),
+        verified=(REFERENCE,),
         bibtex=(
             "@article{su2026geometric, title={Geometric and Dynamic Scaling in Deep Transformers},"
             " author={Su, Haoran and You, Chenyu}, journal={arXiv:2601.01014}, year={2026}}"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from thalweg.connections import register
 from thalweg.connections._many_streams import ManyStreams, ManyStreamsOptions
 from thalweg.connections.base import Facts
+from thalweg.registry import REFERENCE
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class MHC(ManyStreams):
             "initial values of every mixer follow one contract: read the home stream, write 1, mix near the identity",
         ),
         verified=(
-            "loop-written reference in float64, outputs and all gradients",
+            REFERENCE,
             "transformers: DeepSeek-V4, modules and a whole model; DeepSeek's TileKernels reference; outputs and gradients in float64",
             "with options for their deviations: hyper-connections (PyPI) in float64, Liger in float32",
         ),

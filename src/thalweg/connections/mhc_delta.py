@@ -14,6 +14,7 @@ from thalweg.connections.base import Facts
 from thalweg.errors import InputError
 from thalweg.ops.precision import full_precision, wide
 from thalweg.ops.rank_one import check_direction_eps, direction
+from thalweg.registry import REFERENCE
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,7 @@ class MHCDelta(ManyStreams):
             "the learned value starts at 0",
             "no initial weights of sublayers depend on the number of streams",
         ),
+        verified=(REFERENCE,),
         bibtex="",
     )
 

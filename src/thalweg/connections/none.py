@@ -2,6 +2,7 @@
 
 from thalweg.connections import register
 from thalweg.connections.base import Facts, Requirements, Stream, StreamSite, each_token, reference_norm
+from thalweg.registry import REFERENCE
 
 
 class NoSkipSite(StreamSite):
@@ -35,6 +36,7 @@ class NoSkip(Stream):
             "norms as in the additive connection, so that only the skip differs; input_norm and final_norm are options",
             "initial weights: the model's own distribution, without a factor for depth: it would shrink the only path",
         ),
+        verified=(REFERENCE,),
         bibtex="@inproceedings{dong2021attention, title={Attention Is Not All You Need: Pure Attention Loses Rank "
         "Doubly Exponentially with Depth}, author={Dong, Yihe and Cordonnier, Jean-Baptiste and Loukas, Andreas}, "
         "booktitle={ICML}, year={2021}}",

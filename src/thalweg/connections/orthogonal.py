@@ -13,6 +13,7 @@ from thalweg.connections.base import Facts, shaped
 from thalweg.errors import InputError
 from thalweg.ops.precision import full_precision, wide
 from thalweg.ops.value_edit import value_edit
+from thalweg.registry import REFERENCE
 
 GROUPS = {"feature": "head", "global": "all"}  # the stream that an update is added to is the value of one head
 
@@ -135,7 +136,7 @@ class Orthogonal(ManyStreams):
             "a final norm and pre-norm sublayers, as in any pre-norm stack",
         ),
         verified=(
-            "loop-written reference in float64, outputs and all gradients",
+            REFERENCE,
             "hyper-connections (PyPI): `OrthogonalResidualUpdate` with eps 0; outputs and gradients in float64",
         ),
         bibtex=(

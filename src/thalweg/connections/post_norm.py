@@ -18,6 +18,7 @@ from thalweg.connections.base import (
     shaped,
 )
 from thalweg.ops.norms import Norm
+from thalweg.registry import REFERENCE
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class PostNorm(Stream):
         ),
         deviations=("the norm is the model's (RMSNorm by default) where the paper has LayerNorm with bias",),
         verified=(
-            "loop-written reference in float64, outputs and all gradients",
+            REFERENCE,
             "torch.nn.TransformerEncoder with norm_first=False; logits and gradients in float64",
         ),
         bibtex="@inproceedings{vaswani2017attention, title={Attention Is All You Need}, author={Vaswani, Ashish and "

@@ -29,6 +29,7 @@ from thalweg.connections.base import (
 )
 from thalweg.errors import InputError
 from thalweg.ops.precision import wide
+from thalweg.registry import REFERENCE
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,7 @@ class ReZero(Stream):
             "no final norm, so the embedding alone sets the size of the first logits: small embeddings start slowly",
             "no weight decay on alpha; its learning rate is the run's times lr_mul (1)",
         ),
+        verified=(REFERENCE,),
         bibtex="@inproceedings{bachlechner2021rezero, title={ReZero Is All You Need: Fast Convergence at Large Depth}, "
         "author={Bachlechner, Thomas and Majumder, Bodhisattwa Prasad and Mao, Henry and Cottrell, Garrison and "
         "McAuley, Julian}, booktitle={UAI}, year={2021}}",

@@ -13,6 +13,7 @@ from thalweg.connections.base import (
     each_token,
     reference_norm,
 )
+from thalweg.registry import REFERENCE
 
 
 def weight_gain(site: Site) -> float:
@@ -49,6 +50,7 @@ class SubLN(Stream):
             "Xavier normal, as in the paper's pseudo-code; its public code scales other distributions",
         ),
         deviations=("the norms are the model's (RMSNorm by default) where the paper has LayerNorm with bias",),
+        verified=(REFERENCE,),
         bibtex="@inproceedings{wang2023magneto, title={Magneto: A Foundation Transformer}, author={Wang, Hongyu and "
         "Ma, Shuming and others}, booktitle={ICML}, year={2023}}",
     )

@@ -50,6 +50,7 @@ class MixerFacts:
     source: paper and equation. equation: one line per step. words: the same in plain words with the shape at each edge. coverage: which
     matrices it can come close to, and which not. cost: number of generators and the arithmetic, as a function of n (streams).
     start: the matrix and the gradient at the start. chosen: values that the source does not state. deviations: where the code leaves it.
+    verified: against what it was checked, in the words of its author: nothing unless said.
     """
 
     source: str
@@ -60,7 +61,7 @@ class MixerFacts:
     start: str
     chosen: tuple[str, ...] = ()
     deviations: tuple[str, ...] = ()
-    verified: tuple[str, ...] = ("loop-written reference in float64, outputs and all gradients",)
+    verified: tuple[str, ...] = ()
     bibtex: str = ""
 
 
@@ -171,8 +172,9 @@ class Mixer(nn.Module):
         if other:
             told = {key: ours[key] for key in other}
             raise CheckpointError(
-                f"the state dict was made with {_told(other)}, {where or 'this module'} has {_told(told)}; the shapes are the same, the "
-                "matrices are not: build the model with the mixer that was saved, or load dict(state_dict), which keeps the numbers alone"
+                f"the state dict was made with {_told(other)}, {where or 'this module'} has {_told(told)}, which makes other "
+                "matrices of the same numbers: build the model with the mixer that was saved, or, where the shapes are the same, load "
+                "dict(state_dict), which keeps the numbers alone"
             )
 
 

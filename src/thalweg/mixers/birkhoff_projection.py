@@ -11,6 +11,7 @@ from thalweg.mixers._loops import solve_loops, stacked
 from thalweg.mixers.base import Claims, MixerFacts, MixerOptions, SquareMixer
 from thalweg.ops.birkhoff import birkhoff
 from thalweg.ops.precision import wide
+from thalweg.registry import REFERENCE
 
 MOST = 1000
 LEAST = 8  # steps for logits of standard deviation 1
@@ -89,6 +90,7 @@ class BirkhoffProjection(SquareMixer):
             "in float64",
             "every number of streams; the source serves 4",
         ),
+        verified=(REFERENCE,),
         bibtex="@article{wang2026birkhoff, title={Accelerating Birkhoff Projection for Manifold-Constrained Hyper-Connections}, author={Wang "
         "and Qiu}, journal={arXiv:2606.07574}, year={2026}}",
     )

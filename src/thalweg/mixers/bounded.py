@@ -8,6 +8,7 @@ from thalweg.errors import InputError
 from thalweg.mixers import register
 from thalweg.mixers.base import Claims, MixerFacts, MixerOptions, SquareMixer
 from thalweg.ops.precision import wide
+from thalweg.registry import REFERENCE
 
 MOST_BOUND = 1e6  # a few sites of more overflow float32
 
@@ -50,6 +51,7 @@ class Bounded(SquareMixer):
             "bound = 2: 1 lies in the middle, where the slope is largest, as for H_post",
             "start at Sinkhorn's matrix: sums above one would raise the gain of a deep product exponentially",
         ),
+        verified=(REFERENCE,),
     )
 
     @property

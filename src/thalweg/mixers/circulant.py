@@ -8,6 +8,7 @@ from thalweg.errors import InputError
 from thalweg.mixers import register
 from thalweg.mixers.base import Claims, Mixer, MixerFacts, MixerOptions
 from thalweg.ops.precision import wide
+from thalweg.registry import REFERENCE
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Circulant(Mixer):
         start="logits 3 for the shift by 0, -3 for the others: the very matrix at which Sinkhorn starts, diagonal 0.9926, off-diagonal "
         "0.0025 at n = 4; largest derivative 0.0073 for the shift by 0, 0.0025 for another; within 0.05 of the identity up to n = 22",
         chosen=("logits start at 3 and -3 (the code: 0, with share = 2 / number of sublayers)", "share = 1"),
+        verified=(REFERENCE,),
     )
 
     @property

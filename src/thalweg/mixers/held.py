@@ -7,6 +7,7 @@ import torch
 from thalweg.errors import InputError
 from thalweg.mixers import register
 from thalweg.mixers.base import Claims, ConstantMixer, MixerFacts, MixerOptions
+from thalweg.registry import REFERENCE
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Held(ConstantMixer):
         cost="no logits, no arithmetic",
         start="the constant itself: at 0.98 and n = 4 diagonal 0.985, off-diagonal 0.005; nothing is learned",
         chosen=("sigma_2 0.98: differences last about 50 sites",),
+        verified=(REFERENCE,),
     )
 
     @property

@@ -4,6 +4,7 @@ import torch
 
 from thalweg.mixers import register
 from thalweg.mixers.base import Claims, ConstantMixer, MixerFacts
+from thalweg.registry import REFERENCE
 
 
 @register(
@@ -24,6 +25,7 @@ class Identity(ConstantMixer):
         coverage="one vertex of the Birkhoff polytope",
         cost="no logits, no arithmetic",
         start="the identity; nothing is learned",
+        verified=(REFERENCE,),
     )
 
     @property

@@ -11,6 +11,7 @@ from thalweg.mixers import register
 from thalweg.mixers.base import Claims, Mixer, MixerFacts, MixerOptions
 from thalweg.ops.permutations import MOST, blend, refusal
 from thalweg.ops.precision import wide
+from thalweg.registry import REFERENCE
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Kronecker(Mixer):
         deviations=(
             "the code multiplies U^1 (x) U^2 ...; the paper's order, taken here, is the same up to a renaming of the streams",
         ),
+        verified=(REFERENCE,),
         bibtex="@inproceedings{zhou2026kromhc, title={KromHC: Manifold-Constrained Hyper-Connections with Kronecker-Product Residual "
         "Matrices}, author={Zhou, Wuyang and Gu, Yuxuan and Iacovides, Giorgos and Mandic, Danilo}, booktitle={ICML}, year={2026}}",
     )

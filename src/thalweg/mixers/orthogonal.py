@@ -5,6 +5,7 @@ from thalweg.mixers._loops import cayley_loops, skew_loops, stacked
 from thalweg.mixers.base import Claims, Mixer, MixerFacts
 from thalweg.ops.cayley import cayley, skew, upper
 from thalweg.ops.precision import wide
+from thalweg.registry import REFERENCE
 
 
 @register(
@@ -34,6 +35,7 @@ class Orthogonal(Mixer):
             "in float64, with two steps of Newton and Schulz after the solution: the condition number of I + A grows with the logits",
             "logits beyond 1e10 count as 1e10",
         ),
+        verified=(REFERENCE,),
         bibtex="@article{sengupta2026jpmhc, title={JPmHC Dynamical Isometry via Orthogonal Hyper-Connections}, author={Sengupta, Biswa and "
         "Wang, Jinhua and Brunswic, Leo}, journal={arXiv:2602.18308}, year={2026}}",
     )

@@ -11,6 +11,7 @@ from thalweg.mixers._loops import cayley_loops, skew_loops, stacked
 from thalweg.mixers.base import Claims, Mixer, MixerFacts, MixerOptions
 from thalweg.ops.cayley import cayley, skew, upper
 from thalweg.ops.precision import wide
+from thalweg.registry import REFERENCE
 
 LARGEST = 48
 INSIDE, APART = (
@@ -69,6 +70,7 @@ class Orthostochastic(Mixer):
             "start = offset instead of zeros, where no logit has a gradient",
             "solved in float64: the condition number of I + A grows with the logits, and the sums must not",
         ),
+        verified=(REFERENCE,),
         bibtex="@article{dandachi2026gomhc, title={go-mHC: Direct Parameterization of Manifold-Constrained Hyper-Connections via Generalized "
         "Orthostochastic Matrices}, author={Dandachi, Torque and Diggs-Galligan, Sophia}, journal={arXiv:2604.02309}, year={2026}}",
     )

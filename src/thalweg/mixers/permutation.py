@@ -9,6 +9,7 @@ from thalweg.mixers import register
 from thalweg.mixers.base import Claims, Mixer, MixerFacts
 from thalweg.ops.permutations import MOST, blend, refusal
 from thalweg.ops.precision import wide
+from thalweg.registry import REFERENCE
 
 
 @register(
@@ -35,6 +36,7 @@ class Permutation(Mixer):
         deviations=(
             "the code applies the transpose, where p sends stream p's index to its value; the logits of p and its inverse change places",
         ),
+        verified=(REFERENCE,),
         bibtex="@article{yang2026mhclite, title={mHC-lite: You Don't Need 20 Sinkhorn-Knopp Iterations}, author={Yang, Yongyi and Gao, "
         "Jianyang}, journal={arXiv:2601.05732}, year={2026}}",
     )

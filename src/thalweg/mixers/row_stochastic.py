@@ -5,6 +5,7 @@ import torch
 from thalweg.mixers import register
 from thalweg.mixers.base import Claims, MixerFacts, SquareMixer
 from thalweg.ops.precision import wide
+from thalweg.registry import REFERENCE
 
 
 @register(
@@ -28,6 +29,7 @@ class RowStochastic(SquareMixer):
         start="logits 6 I - 3, the same matrix as Sinkhorn's: diagonal 0.9926, off-diagonal 0.0025 at n = 4; largest derivative of a "
         "diagonal logit 0.0073, of another 0.0024; within 0.05 of the identity up to n = 22",
         chosen=("logits start at 6 I - 3, as for Sinkhorn",),
+        verified=(REFERENCE,),
     )
 
     @property

@@ -11,6 +11,7 @@ from thalweg.mixers import register
 from thalweg.mixers.base import Claims, MixerFacts, MixerOptions, SquareMixer
 from thalweg.ops.doubly_stochastic import sinkhorn
 from thalweg.ops.precision import wide
+from thalweg.registry import REFERENCE
 
 MOST_ITERATIONS = 10_000  # far more than helps; birkhoff_projection has the limit in 40 steps
 
@@ -61,6 +62,7 @@ class Sinkhorn(SquareMixer):
         "identity up to n = 22",
         chosen=("logits start at 6 I - 3 for every n",),
         deviations=("in the log domain, which the exponential domain equals where it is finite",),
+        verified=(REFERENCE,),
         bibtex="@article{xie2025mhc, title={mHC: Manifold-Constrained Hyper-Connections}, author={Xie, Zhenda and Wei, Yixuan and Cao, "
         "Huanqi and others}, journal={arXiv:2512.24880}, year={2025}}",
     )

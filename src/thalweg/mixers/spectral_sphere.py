@@ -8,6 +8,7 @@ from thalweg.mixers._loops import cayley_loops, skew_loops, stacked
 from thalweg.mixers.base import Claims, Mixer, MixerFacts
 from thalweg.ops.cayley import cayley, skew
 from thalweg.ops.precision import full_precision, wide
+from thalweg.registry import REFERENCE
 
 SIGMA = 4.0  # start of the logits of the singular values
 
@@ -41,6 +42,7 @@ class SpectralSphere(Mixer):
             "mix = M, applied as M x; the released code contracts the first index, which is M^T and exchanges the names of U and V",
             "the linear systems and products in float64",
         ),
+        verified=(REFERENCE,),
         bibtex="@inproceedings{liu2026s2hc, title={Spectral-sphere hyper-connections}, author={Liu and Zhang and Li}, "
         "note={arXiv:2603.20896}, year={2026}}",
     )

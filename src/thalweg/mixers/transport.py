@@ -9,6 +9,7 @@ from thalweg.mixers import register
 from thalweg.mixers.base import Claims, Mixer, MixerFacts, MixerOptions
 from thalweg.ops.precision import wide
 from thalweg.ops.transport import logit_within, near_identity, table
+from thalweg.registry import REFERENCE
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Transport(Mixer):
             "delta is an option, 0 by default; in the code it is learned, from sigmoid(-8)",
             "the third bound of L is left out: r_k = 1 below row i, so it is never above zero",
         ),
+        verified=(REFERENCE,),
         bibtex="@article{lyubinin2026tbp, title={TBP-mHC: full expressivity for manifold-constrained hyper connections through "
         "transportation polytopes}, author={Lyubinin}, journal={arXiv:2605.21724}, year={2026}}",
     )

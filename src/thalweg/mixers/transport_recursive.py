@@ -7,6 +7,7 @@ from thalweg.mixers import register
 from thalweg.mixers.base import Claims, Mixer, MixerFacts
 from thalweg.ops.precision import wide
 from thalweg.ops.transport import logit_within, near_identity, split, table
+from thalweg.registry import REFERENCE
 
 
 @register(
@@ -43,6 +44,7 @@ class TransportRecursive(Mixer):
             "the base form: no learned blend with the uniform matrix, no scaling, no average over orders, no binary tree of margins",
             "one lower bound instead of two: R1 - C2 = C1 - R2, as both margins have the same sum",
         ),
+        verified=(REFERENCE,),
         bibtex="@article{lyubinin2026tbp, title={TBP-mHC: full expressivity for manifold-constrained hyper connections through "
         "transportation polytopes}, author={Lyubinin}, journal={arXiv:2605.21724}, year={2026}}",
     )

@@ -5,6 +5,7 @@ import torch
 from thalweg.mixers import register
 from thalweg.mixers.base import Claims, MixerFacts, SquareMixer
 from thalweg.ops.precision import wide
+from thalweg.registry import REFERENCE
 
 
 @register(
@@ -27,6 +28,7 @@ class Unconstrained(SquareMixer):
         coverage="every real matrix",
         cost="n^2 logits, no arithmetic",
         start="the identity; every derivative is one",
+        verified=(REFERENCE,),
         bibtex="@inproceedings{zhu2025hyper, title={Hyper-Connections}, author={Zhu, Defa and Huang, Hongzhi and Huang, Zihao and "
         "Zeng, Yutao and Mao, Yunyao and Wu, Banggu and Min, Qiyang and Zhou, Xun}, booktitle={ICLR}, year={2025}}",
     )

@@ -4,6 +4,7 @@ import torch
 
 from thalweg.mixers import register
 from thalweg.mixers.base import Claims, ConstantMixer, MixerFacts
+from thalweg.registry import REFERENCE
 
 
 @register(
@@ -24,6 +25,7 @@ class Uniform(ConstantMixer):
         coverage="one point, the centre of the Birkhoff polytope",
         cost="no logits, no arithmetic beyond the mean",
         start="the centre; nothing is learned",
+        verified=(REFERENCE,),
     )
 
     @property

@@ -105,7 +105,8 @@ def as_additive(source: Source, dtype: torch.dtype) -> tuple[nn.Module, Transfor
     if source.ours is not None:
         if source.ours.config.connection != "additive":
             raise InputError(
-                f"a conversion starts from the additive connection, got a model with {source.ours.config.connection!r}"
+                f"a conversion starts from the additive connection, got a model with {source.ours.config.connection!r}; convert "
+                "the model that it was made from, or name no connection and let this one grow as it is"
             )
         return as_ours(source, dtype)
     theirs: Any = in_dtype(source.model, dtype)

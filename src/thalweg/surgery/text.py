@@ -176,7 +176,12 @@ def sample(
     else:
         ends = [torch.tensor(part, dtype=torch.long).expand(rows, -1) for part in (before, after)]
         found = torch.cat([ends[0], found, ends[1]], 1)
-        notes = () if what == "next_token" else (NO_LOSS[what],)
+        if what != "next_token":
+            notes = (NO_LOSS[what],)
+        elif tokenizer is None:
+            notes = (
+                "no tokenizer was there: bytes stood for tokens, which proves as much, but the loss on them says nothing",
+            )
     if int(found.max()) >= vocab_size:
         raise InputError(
             f"the tokenizer gives id {int(found.max())}, the model has {vocab_size} tokens; give the tokenizer that it was trained with"

@@ -86,7 +86,11 @@ def subjects_of(
     sets = [{}, *cls.variants()] if options is None else [options] if isinstance(options, Mapping) else list(options)
     for given in sets:
         config.build(cls.Options, dict(given), where=name_of(cls))
-    sizes = (*SIZES, *MORE) if streams is None else (streams,) if isinstance(streams, int) else tuple(streams)
+    several = isinstance(streams, Sequence)
+    sizes = (*SIZES, *MORE) if streams is None else tuple(streams) if several else (streams,)  # type: ignore[arg-type]
+    for n in sizes:
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise InputError(f"streams must be whole numbers from 1, got {n!r}")
     return [MixerSubject(cls, n, dict(given)) for given in sets for n in sizes]
 
 

@@ -14,6 +14,7 @@ SCALES = (0.1, 1.0, 5.0, 50.0, 1e30)  # standard deviations of the logits
 MATRICES = 32
 EXACT, EXACT_SINGLE, EXACT_HUGE = 1e-10, 2e-6, 1e-4  # float64; float32; float32 at the largest logits
 CONVERGED = 1e-3  # at logits of 0.01
+PROPORTION, SETTLED = 0.03, 1e-5  # of that error, left at logits of 0.001; nothing is asked below the second
 NEAR = 1e-2
 STEPS, ATTEMPTS, ATTEMPTS_OWN = 120, 3, 8  # of descent; bounded rotations have local minima
 
@@ -41,12 +42,19 @@ def marginals(subject: MixerSubject) -> str | None:
         if claim == "converging":
             finite = all(error < float("inf") for error in errors.values())
             require(finite, f"the {which} are said to converge, but a sum is not finite: {measured}")
-            small = min(
-                _error(mixer(near + logits_for(mixer, MATRICES, scale=0.01)), axis) for near in (0.0, start_of(mixer))
+            smaller, small = min(
+                tuple(_error(mixer(near + logits_for(mixer, MATRICES, scale=scale)), axis) for scale in (0.001, 0.01))
+                for near in (0.0, start_of(mixer))
             )
             require(
                 small <= CONVERGED and small <= max(errors[1.0], 1e-5),
                 f"the {which} are said to converge, but at logits of 0.01 they are off by {small:.1e} ({measured})",
+            )
+            # A normalisation leaves an error of second order or less; a marginal that nobody normalises, one in proportion to the logits.
+            require(
+                smaller <= max(small * PROPORTION, SETTLED),
+                f"the {which} are said to converge, but are off by {small:.1e} at logits of 0.01 and {smaller:.1e} at 0.001: in proportion, "
+                "as if they were never normalised",
             )
     return "; ".join(said) or None
 
