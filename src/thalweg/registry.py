@@ -11,10 +11,10 @@ from typing import Generic, TypeVar, cast
 from thalweg.errors import InputError, ThalwegWarning, UnknownNameError
 
 T = TypeVar("T")
+C = TypeVar("C")  # what a decorator takes and gives back unchanged
+
 # What ``verified`` of a connection or mixer of this package says: a word of its authors, which nobody else inherits.
 REFERENCE = "loop-written reference in float64, outputs and all gradients"
-
-C = TypeVar("C")  # what a decorator takes and gives back unchanged
 
 
 @dataclass(frozen=True)

@@ -192,8 +192,7 @@ def test_forward_mode_inside_a_compiled_function_is_not_zero(name):
     def pushed(point, along):
         return torch.func.jvp(OPERATIONS[name], (point,), (along,))[1]
 
-    compiled = torch.compile(
-        pushed, backend="eager", fullgraph=name != "grouped"
-    )  # sizes are data, which a graph does not look at
+    whole = name != "grouped"  # sizes are data, which a graph does not look at
+    compiled = torch.compile(pushed, backend="eager", fullgraph=whole)
     assert torch.allclose(compiled(x, direction), pushed(x, direction), atol=1e-6)
     torch._dynamo.reset()

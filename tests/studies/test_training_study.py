@@ -148,17 +148,12 @@ statement = "lower"
 measure = "MEASURE"
 contrast = { mgt = 1, additive = -1 }
 at = "AT"
-direction = "less"
-margin = -0.02
-expected = -0.06
-sd = 0.015
-sd_source = "guess"
 primary = false
 """
 
 
 def second(measure, at):
-    return plans.TEXT + SECOND.replace("MEASURE", measure).replace("AT", at)
+    return plans.TEXT + SECOND.replace("MEASURE", measure).replace("AT", at) + plans.JUDGED
 
 
 @pytest.mark.parametrize(

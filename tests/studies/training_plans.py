@@ -6,7 +6,14 @@ from thalweg import config, studies
 from thalweg.studies import store
 from thalweg.studies.resolve import fingerprint
 
-TEXT = """
+JUDGED = """direction = "less"
+margin = -0.02
+expected = -0.06
+sd = 0.015
+sd_source = "guess"
+"""
+TEXT = (
+    """
 schema = 1
 name = "p"
 title = "Is it lower?"
@@ -43,12 +50,9 @@ id = "H1"
 statement = "lower"
 measure = "val/loss"
 contrast = { mgt = 1, additive = -1 }
-direction = "less"
-margin = -0.02
-expected = -0.06
-sd = 0.015
-sd_source = "guess"
 """
+    + JUDGED
+)
 LOSSES = {"mgt": 2.9, "additive": 3.0}
 
 

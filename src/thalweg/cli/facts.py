@@ -23,6 +23,11 @@ def explained(options: type, given: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{**config.to_plain(field), "given": given.get(field.name)} for field in config.describe(options)]
 
 
+def verified(facts: Any, battery: str) -> list[str] | str:
+    """Against what a connection or mixer was checked, by its author; else the name of what checks it in ``thalweg.testing``."""
+    return list(facts.verified) or f"its author says nothing; the battery is thalweg.testing.{battery}"
+
+
 def citations(names: Iterable[str]) -> list[str]:
     """BibTeX of the connections used, each once."""
     return [text for text in dict.fromkeys(facts.bibtex for facts in map(_facts, names) if facts) if text]

@@ -3,7 +3,7 @@
 from typing import Any
 
 from thalweg import config
-from thalweg.cli.facts import explained
+from thalweg.cli.facts import explained, verified
 
 
 def mixer(name: str, streams: int, options: dict[str, Any]) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def mixer(name: str, streams: int, options: dict[str, Any]) -> dict[str, Any]:
         "claims, which the battery tests": said(claims),
         "chosen by us": list(facts.chosen),
         "deviations": list(facts.deviations),
-        "verified": list(facts.verified) or "its author says nothing; the battery is thalweg.testing.check_mixer",
+        "verified": verified(facts, "check_mixer"),
         "options": config.to_plain(module.options),
         "options explained": explained(type(module.options), options),
         f"measured at {streams} streams": _measured(module),

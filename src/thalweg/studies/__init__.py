@@ -74,8 +74,9 @@ def verdict(study: "AnyStudy") -> "StudyVerdict":
     except InputError as error:
         void = [str(error)]
     judged = study.judge(void)
-    note = lock.note(study.progress()[1], study.counts) if lock is not None else ""
-    return dataclasses.replace(judged, notes=(*judged.notes, note)) if note else judged
+    if lock is None or not lock.recorded_before:  # counting would read every record once more
+        return judged
+    return dataclasses.replace(judged, notes=(*judged.notes, lock.note(study.progress()[1], study.counts)))
 
 
 __all__ = ["Arm", "Hypothesis", "Match", "Plan", "Scale", "load", "lock", "run", "study", "verdict"]

@@ -5,12 +5,8 @@ from collections.abc import Mapping
 from thalweg.studies.judging import few
 from thalweg.studies.store import RunRecord
 
-ASKED = (
-    "data",
-    "tokenizer",
-    "vocab_size",
-    "objective",
-)  # of a configuration: what decides the fingerprint, beside the content of files
+# Of a configuration: what decides the fingerprint, beside the content of files.
+ASKED = ("data", "tokenizer", "vocab_size", "objective")
 
 
 def changed_data(runs: Mapping[str, RunRecord]) -> list[str]:

@@ -243,9 +243,7 @@ def _execute(study: Study, batch: list[Job], jobs: int, on_event) -> Generator[t
                 "a worker was killed (out of memory?); finished runs are kept, the same command goes on"
             ) from None
         except BaseException:
-            for worker in (
-                set(active_children()) - others
-            ):  # each saves its run and ends; none trains on without its study
+            for worker in _workers(others):  # each saves its run and ends; none trains on without its study
                 worker.terminate()
             raise
         finally:
@@ -256,9 +254,14 @@ def _close(pool: ProcessPoolExecutor, others: Set[BaseProcess]) -> None:
     try:
         pool.shutdown(cancel_futures=True)
     except KeyboardInterrupt:  # asked again: at once, the last checkpoints stand
-        for worker in set(active_children()) - others:
+        for worker in _workers(others):
             worker.kill()
         raise
+
+
+def _workers(others: Set[BaseProcess]) -> Set[BaseProcess]:
+    """The children of this process but for ``others``, which it had before."""
+    return set(active_children()) - others
 
 
 def _leave_ctrl_c_to_the_study() -> None:

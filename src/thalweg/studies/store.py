@@ -19,9 +19,8 @@ ENDED = ("done", "diverged")  # results; anything else is no record
 
 # Logged series that verdicts and reports read; the rest stays in the run folder, which is not committed.
 KEPT = ("train/loss", "val/", "task/", "moved/", "gradient/")
-MOST_POINTS = (
-    80  # of one series, evenly thinned, first and last kept; its lowest and its highest value are kept beside them
-)
+# Of one series, evenly thinned, first and last kept; its lowest and its highest value are kept beside them.
+MOST_POINTS = 80
 
 # What a checksum would say of the records that were written before there were any, so that no other record can do without one.
 FROM_BEFORE_CHECKSUMS = (

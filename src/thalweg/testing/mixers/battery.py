@@ -86,8 +86,8 @@ def subjects_of(
     sets = [{}, *cls.variants()] if options is None else [options] if isinstance(options, Mapping) else list(options)
     for given in sets:
         config.build(cls.Options, dict(given), where=name_of(cls))
-    several = isinstance(streams, Sequence)
-    sizes = (*SIZES, *MORE) if streams is None else tuple(streams) if several else (streams,)  # type: ignore[arg-type]
+    several = (*SIZES, *MORE) if streams is None else streams
+    sizes = tuple(several) if isinstance(several, Sequence) else (several,)
     for n in sizes:
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise InputError(f"streams must be whole numbers from 1, got {n!r}")
