@@ -9,6 +9,7 @@ import pytest
 from thalweg.cli import main
 from thalweg.geometry import catalog
 from thalweg.records import Measurements, RunFolder
+from thalweg.training.measuring import Measured
 
 TINY = [
     "train",
@@ -136,6 +137,31 @@ def test_fewer_tokens_than_a_spread_needs(place, capsys):
     said = "64 tokens were asked for; a spread needs at least 16 sequences of 17 tokens, so 272 are read"
     assert json.loads(out)["notes"] == [said] and said in err.splitlines()
     assert said in (place / "single" / "measured.html").read_text()
+
+
+def test_changes_that_float32_does_not_resolve_are_said_to_be_rounding(place, capsys, monkeypatch):
+    found = _measured(capsys)
+    columns = ("mixer_replaced.identity", "mixer_replaced.token_mean")
+    smallest = min(abs(row[name]) for row in found["sites"] + found["replaced"] for name in columns if name in row)
+    monkeypatch.setattr(Measured, "rounding", smallest / 2)
+    assert _measured(capsys)["notes"] == []
+    monkeypatch.setattr(Measured, "rounding", smallest * 2)
+    (note,) = _measured(capsys)["notes"]
+    assert note.startswith("changes in loss below ") and "nats/token are rounding (float32, loss 2" in note
+    monkeypatch.undo()
+    assert Measured(None, 2.0, "nats/token", Measurements()).rounding == pytest.approx(2 * 2**-23)
+
+
+def test_a_run_that_diverged_says_so(place, capsys):
+    RunFolder.open("single").finish("diverged", {"reason": "loss above 3 times its best"})
+    assert main(["measure", "single", "--quiet"]) == 0
+    assert "note: training diverged: loss above 3 times its best\n" in capsys.readouterr().out
+    assert "training diverged: loss above 3 times its best" in (place / "single" / "measured.html").read_text()
+
+
+def _measured(capsys):
+    assert main(["measure", "streams", "--tokens", "400", "--json", "--quiet", "--overwrite"]) == 0
+    return json.loads(capsys.readouterr().out)
 
 
 def test_a_single_stream(place, capsys):

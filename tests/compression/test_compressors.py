@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from thalweg.cli.facts import verified
 from thalweg.compression import compressors
 from thalweg.compression.calibration import Inputs
 from thalweg.compression.compressors.awq import Awq
@@ -260,10 +261,9 @@ def test_low_rank_is_the_best_of_its_rank(weighting, x, inputs):
     def error(weight):
         return float(((weight - WEIGHT) @ seen).square().sum())
 
-    u, d, v = torch.linalg.svd(WEIGHT @ seen, full_matrices=False)
+    d = torch.linalg.svdvals(WEIGHT @ seen)
     assert error(found.weight) == pytest.approx(float(d[rank:].square().sum()), rel=1e-6)
-    left, right = torch.linalg.qr(found.weight)[0][:, :rank], None
-    del right, u, v
+    left = torch.linalg.qr(found.weight)[0][:, :rank]
     for seed in range(4):
         moved = left + 0.05 * drawn(OUT, rank, seed=seed)
         best = moved @ torch.linalg.lstsq((moved.T @ moved), moved.T @ WEIGHT).solution
@@ -343,3 +343,9 @@ def test_every_compressor_explains_itself(name):
     from thalweg import config
 
     assert all(field.meaning for field in config.describe(entry.value.Options))
+    assert facts.verified
+
+
+def test_nothing_is_said_to_be_verified_by_default():
+    facts = compressors.base.CompressorFacts(source="a", equation="b", words="c", calibration="none", bits="16")
+    assert verified(facts) == "its author says nothing"

@@ -3,7 +3,7 @@
 from typing import Any
 
 from thalweg import config
-from thalweg.cli.facts import explained
+from thalweg.cli.facts import explained, verified
 
 
 def compressor(name: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def compressor(name: str, given: dict[str, Any]) -> dict[str, Any]:
         "bits": facts.bits,
         "chosen by us": list(facts.chosen),
         "deviations": list(facts.deviations),
-        "verified": list(facts.verified),
+        "verified": verified(facts),
         "options": given,
         "options explained": explained(entry.value.Options, given),
         "bibtex": facts.bibtex,

@@ -23,9 +23,10 @@ def explained(options: type, given: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{**config.to_plain(field), "given": given.get(field.name)} for field in config.describe(options)]
 
 
-def verified(facts: Any, battery: str) -> list[str] | str:
-    """Against what a connection or mixer was checked, by its author; else the name of what checks it in ``thalweg.testing``."""
-    return list(facts.verified) or f"its author says nothing; the battery is thalweg.testing.{battery}"
+def verified(facts: Any, battery: str | None = None) -> list[str] | str:
+    """Against what a part was checked, by its author; else that nothing is said, and the name of what checks it in ``thalweg.testing``."""
+    silent = "its author says nothing"
+    return list(facts.verified) or (f"{silent}; the battery is thalweg.testing.{battery}" if battery else silent)
 
 
 def citations(names: Iterable[str]) -> list[str]:

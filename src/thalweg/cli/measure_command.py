@@ -145,6 +145,7 @@ def of_run(
         folder, which=which, tokens=wanted, on_plan=lambda plan: tell(_plan(plan)), on_pass=_progress(tell)
     )
     record, plan = RunFolder.open(folder), measured.plan
+    notes = _notes(measured, record)
     kept = record.path / MEASURED
     measured.rows.save(kept)
     facts = {
@@ -152,7 +153,7 @@ def of_run(
         "checkpoint": f"{which}, step {plan.step:,}",
         "data": f"{plan.data} ({plan.split}), {plan.sequences:,} sequences of {plan.length:,} tokens",
         "geometry": f"on {plan.traced:,} sequences, as in training, in float32",
-        **({"note": plan.short} if plan.short else {}),
+        **({"note": "; ".join(notes)} if notes else {}),
     }
     connection, options = used(record)
     page = write_measured_report(
@@ -172,7 +173,7 @@ def of_run(
         "tokens": plan.tokens,
         "asked": plan.asked,
         "held": plan.held * plan.length,
-        "notes": [plan.short] if plan.short else [],
+        "notes": notes,
         "loss": measured.loss,
         "rows": str(kept),
         "report": str(page),
@@ -181,6 +182,20 @@ def of_run(
         "replaced": _by_site(measured.rows, REPLACED, deep=False),
         "windows": _by_site(measured.rows, WINDOWS, deep=False),
     }
+
+
+def _notes(measured, record) -> list[str]:
+    """What a reader must know before the numbers."""
+    from thalweg.reports.text import number
+
+    notes = [measured.plan.short] if measured.plan.short else []
+    if record.status == "diverged":
+        notes.append(f"training diverged: {record.result.get('reason') or 'the run does not say why'}")
+    if any(row.measure in REPLACED and abs(row.value) < measured.rounding for row in measured.rows):
+        notes.append(
+            f"changes in loss below {number(measured.rounding, 1)} {measured.unit} are rounding (float32, loss {number(measured.loss, 3)})"
+        )
+    return notes
 
 
 def headings(sites: list[dict[str, Any]]) -> dict[str, dict[str, str]]:

@@ -49,13 +49,18 @@ def lock(study: "AnyStudy") -> "Lock":
 def run(study: "AnyStudy", **options) -> int:
     """Run what is missing; see :func:`thalweg.studies.runner.run`, :func:`thalweg.studies.edits.study.run_edits` and
     :func:`thalweg.studies.experiments.study.run_experiments`.
+
+    Raises: InputError for a number of ``jobs`` or a ``limit`` below 1, beside what these raise.
     """
-    from thalweg.studies.runner import Study, require_counts
+    from thalweg.errors import InputError
+    from thalweg.studies.runner import Study
     from thalweg.studies.runner import run as run_study
 
+    for name, count in (("jobs", options.get("jobs")), ("limit", options.get("limit"))):
+        if count is not None and count < 1:
+            raise InputError(f"{name} must be at least 1, got {count}")
     if isinstance(study, Study):
         return run_study(study, **options)
-    require_counts(options.get("jobs", 1), options.get("limit"))
     from thalweg.studies.edits.study import run_edits
     from thalweg.studies.experiments.study import ExperimentStudy, run_experiments
 

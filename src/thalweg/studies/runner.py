@@ -181,9 +181,8 @@ def run(study: Study, *, jobs: int = 1, say: Say = lambda line: None, limit: int
 
     A locked plan is checked against its lock first. An interrupted run goes on where it was. limit: stop after so many runs.
     jobs: processes side by side, each with the threads that the plan fixes. A run that another process is doing is left to it.
-    Raises: InputError if the plan is not locked or was changed, or for counts below 1; Interrupted after Ctrl-C.
+    Raises: InputError if the plan is not locked or was changed; Interrupted after Ctrl-C.
     """
-    require_counts(jobs, limit)
     locks.require(study)
     study.require_runnable()
     done, busy = 0, set[str]()
@@ -205,13 +204,6 @@ def run(study: Study, *, jobs: int = 1, say: Say = lambda line: None, limit: int
             f"another process is doing {', '.join(elsewhere)}; when it has ended, the same command runs what is missing"
         )
     return done
-
-
-def require_counts(jobs: int, limit: int | None) -> None:
-    """Raises: InputError for a number of jobs or a limit below 1."""
-    for name, count in (("jobs", jobs), ("limit", limit)):
-        if count is not None and count < 1:
-            raise InputError(f"{name} must be at least 1, got {count}")
 
 
 def _execute(study: Study, batch: list[Job], jobs: int, on_event) -> Generator[tuple[Job, str | None], None, None]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from thalweg.errors import InputError, UnknownNameError
 from thalweg.geometry.summaries import LEAST_SEQUENCES
 from thalweg.records import Measurements, RunFolder
@@ -65,6 +67,11 @@ class Measured:
     loss: float
     unit: str
     rows: Measurements
+
+    @property
+    def rounding(self) -> float:
+        """A change in loss that float32 does not resolve: its epsilon times the loss."""
+        return torch.finfo(torch.float32).eps * abs(self.loss)
 
 
 def measure_run(

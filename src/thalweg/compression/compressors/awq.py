@@ -9,7 +9,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thalweg.compression.compressors import register
-from thalweg.compression.compressors.base import Compressor, CompressorFacts, CompressorOptions, Made, check_whole
+from thalweg.compression.compressors.base import (
+    MUTANTS,
+    REFERENCE,
+    Compressor,
+    CompressorFacts,
+    CompressorOptions,
+    Made,
+    check_whole,
+)
 from thalweg.compression.rounding import check_group, check_rounding, grouped, rounded, rounding_bits
 from thalweg.errors import InputError
 
@@ -77,8 +85,8 @@ class Awq(Compressor):
             "s is folded into W^ and not into the norm before, so maps without one (o, down) are scaled too; no clipping of weights",
         ),
         verified=(
-            "loop-written reference in float64",
-            "mutants of it, each rejected",
+            REFERENCE,
+            MUTANTS,
             "scales of llm-compressor on a toy model (optional tier)",
         ),
         bibtex="""@inproceedings{lin2024awq,

@@ -17,6 +17,8 @@ from thalweg.errors import InputError
 if TYPE_CHECKING:
     from thalweg.compression.calibration import Inputs
 
+REFERENCE = "loop-written reference in float64"  # what most of our own are tested against
+MUTANTS = "mutants of it, each rejected"
 STORED = 16  # bits of a number that is kept as it is, and of a scale: the width that compressed models are stored in
 
 
@@ -26,7 +28,7 @@ class CompressorFacts:
 
     source: paper and equation. equation: one line per step. words: the same in plain words. calibration: what it needs of a text. bits: how
     the bits of a weight are counted. chosen: values that the source does not state. deviations: where the code leaves it. verified:
-    against what it was checked.
+    against what it was checked, in the words of its author: nothing unless said.
     """
 
     source: str
@@ -36,7 +38,7 @@ class CompressorFacts:
     bits: str
     chosen: tuple[str, ...] = ()
     deviations: tuple[str, ...] = ()
-    verified: tuple[str, ...] = ("loop-written reference in float64", "mutants of it, each rejected")
+    verified: tuple[str, ...] = ()
     bibtex: str = ""
 
 

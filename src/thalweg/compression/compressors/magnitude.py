@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from thalweg.compression.compressors import register
-from thalweg.compression.compressors.base import Compressor, CompressorFacts, CompressorOptions, Made
+from thalweg.compression.compressors.base import REFERENCE, Compressor, CompressorFacts, CompressorOptions, Made
 from thalweg.compression.pruning import Structure, lowest
 from thalweg.errors import UnknownNameError
 
@@ -40,6 +40,7 @@ class Magnitude(Compressor):
         bits="16 for each weight that is left; and one bit a weight (unstructured), or log2 M bits for each that is left (N:M)",
         chosen=("of equal weights the one further left (and up) goes", "no training afterwards, one step"),
         deviations=("the source sets a threshold by layer and trains again",),
+        verified=(REFERENCE,),
     )
 
     def check(self, shapes):

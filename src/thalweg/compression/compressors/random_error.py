@@ -56,6 +56,7 @@ class RandomError(Compressor):
         calibration="none; with a text the error of the outputs is measured too",
         bits="16: nothing is compressed",
         chosen=("what a matrix gets depends on the seed and its name, whatever else is compressed",),
+        verified=("the norm of its error", "that seed and name alone decide the direction"),
     )
 
     @cached_property

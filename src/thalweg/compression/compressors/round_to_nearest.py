@@ -3,7 +3,14 @@
 from dataclasses import dataclass
 
 from thalweg.compression.compressors import register
-from thalweg.compression.compressors.base import Compressor, CompressorFacts, CompressorOptions, Made
+from thalweg.compression.compressors.base import (
+    MUTANTS,
+    REFERENCE,
+    Compressor,
+    CompressorFacts,
+    CompressorOptions,
+    Made,
+)
 from thalweg.compression.rounding import check_group, check_rounding, rounded, rounding_bits
 
 
@@ -42,6 +49,7 @@ class RoundToNearest(Compressor):
         calibration="none; with a text the error of the outputs is measured too",
         bits="b a weight, and for every group a scale of 16 bits and, if not symmetric, a zero of b bits",
         chosen=("symmetric: 2^b - 1 levels, so that both ends and zero are levels", "halves are rounded to even"),
+        verified=(REFERENCE, MUTANTS),
     )
 
     def check(self, shapes):

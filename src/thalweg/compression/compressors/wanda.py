@@ -3,7 +3,14 @@
 from dataclasses import dataclass
 
 from thalweg.compression.compressors import register
-from thalweg.compression.compressors.base import Compressor, CompressorFacts, CompressorOptions, Made
+from thalweg.compression.compressors.base import (
+    MUTANTS,
+    REFERENCE,
+    Compressor,
+    CompressorFacts,
+    CompressorOptions,
+    Made,
+)
 from thalweg.compression.pruning import Structure, lowest
 
 
@@ -36,8 +43,8 @@ class Wanda(Compressor):
         bits="16 for each weight that is left; and one bit a weight (unstructured), or log2 M bits for each that is left (N:M)",
         chosen=("of equal scores the one further left goes, in N:M too",),
         verified=(
-            "loop-written reference in float64",
-            "mutants of it, each rejected",
+            REFERENCE,
+            MUTANTS,
             "masks of llm-compressor on a toy model (optional tier)",
         ),
         bibtex="""@inproceedings{sun2024wanda,
