@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import logging
 import os
 import signal
 import tempfile
@@ -10,6 +11,9 @@ from pathlib import Path
 import pytest
 
 gc.disable()  # until all tests are collected: a third of that was looking for garbage among a million objects
+logging.getLogger(
+    "torch.__trace"
+).propagate = False  # the compiler's own trace, which pytest would write out for every test: a tenth of it
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault(
     "THALWEG_TEST_OUTER_CACHE", os.environ.get("THALWEG_CACHE", "")

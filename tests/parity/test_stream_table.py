@@ -44,6 +44,22 @@ def test_an_empty_ledger_leaves_no_green_number(tool, monkeypatch, tmp_path):
     assert {tool.result(row)[0] for row in tool.ROWS if row.key} == {"🔴"}
 
 
+def test_what_ran_beside_a_failure_is_not_kept(tool, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(tool, "LEDGER", tmp_path / "ledger.json")
+    codes = iter([0, 1])
+
+    def ran(command, **_):
+        code = next(codes)
+        kept = {**tool.ledger(), f"tier {code}": {}}
+        tool.LEDGER.write_text(json.dumps(kept), encoding="utf-8")
+        return type("Done", (), {"returncode": code})
+
+    monkeypatch.setattr(tool.subprocess, "run", ran)
+    tool.run()
+    assert set(tool.ledger()) == {"tier 0"}
+    assert "not all passed" in capsys.readouterr().out
+
+
 def test_every_connection_and_mixer_has_a_row(tool):
     (_, _, first), (_, _, second), _ = tool.parts()
     for kind, text in ((tool.connections, first), (tool.mixers, second)):

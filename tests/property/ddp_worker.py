@@ -41,6 +41,7 @@ class Ragged(Task):
 
 BASE = {"connection": "mgt", "depth": 2, "width": 16, "heads": 2, "sequence_length": 10, "batch_size": 8, "steps": 6}
 BASE |= {"lr": 1e-2, "eval_every": 3, "save_every": 2, "eval_batches": 5, "threads": 1, "geometry": False}
+HEAD = {"contraction": "head", "mixer": "spectral_sphere"}  # parameters outside the sites, and one-element ones
 EXPERTS = {"experts": 4, "dense_layers": 1}
 CASES = {
     "ddp": {},
@@ -77,20 +78,23 @@ def outcome(folder, stop=None, resume=False, **changes):
     return result.to_plain()
 
 
-def seen_dtypes() -> dict[str, list[str]]:
-    """What a sharded model in bfloat16 computes with, and how it keeps its parameters between passes."""
-    seen: dict[str, set[str]] = {"read": set(), "write": set(), "block": set()}
-    kind = connections.registry["mgt"].SiteModule
+def seen_dtypes(connection: str, **options) -> dict[str, list[str]]:
+    """What a sharded model in bfloat16 computes with, and how it keeps its parameters between passes; of streams, their coefficients."""
+    seen: dict[str, set[str]] = {"read": set(), "write": set(), "block": set(), "coefficients": set()}
+    kind = connections.registry[connection].SiteModule
     for verb in ("read", "write"):
         original = getattr(kind, verb)
 
         def watched(self, *args, original=original, verb=verb, **kwargs):
             seen[verb] |= {f"{type(p).__name__} {p.dtype}" for p in self.parameters()}
-            return original(self, *args, **kwargs)
+            result = original(self, *args, **kwargs)
+            if verb == "read" and hasattr(result[1], "mix"):
+                seen["coefficients"] |= {str(part.dtype) for part in (result[1].read, result[1].write, result[1].mix)}
+            return result
 
         setattr(kind, verb, watched)
     engine = Engine(
-        config(parallel="fsdp", precision="bfloat16"),
+        config(parallel="fsdp", precision="bfloat16", connection=connection, connection_options=options),
         Ragged(),
         torch.device("cpu"),
         Ranks(torch.distributed.get_rank(), 2),
@@ -131,10 +135,12 @@ def router_dtypes() -> list[str]:
 def losses_of_every_connection(ranks: Ranks) -> dict[str, dict[str, list[float]]]:
     """Two losses of each connection: in one process, replicated, sharded."""
     found = {}
-    for name in connections.names():
+    subjects = {name: {"connection": name} for name in connections.names()}
+    subjects["mhc with a head"] = {"connection": "mhc", "connection_options": HEAD}
+    for name, chosen in subjects.items():
         for kind, who in (("alone", Ranks()), ("ddp", ranks), ("fsdp", ranks)):
             changes = {"parallel": kind} if kind != "alone" else {}
-            engine = Engine(config(connection=name, **changes), Ragged(), torch.device("cpu"), who)
+            engine = Engine(config(**chosen, **changes), Ragged(), torch.device("cpu"), who)
             for step in (1, 2):
                 found.setdefault(name, {}).setdefault(kind, []).append(engine.gradients().loss)
                 engine.update(step)
@@ -155,7 +161,7 @@ def main() -> None:
         found["left"] = outcome(folder / "left", stop=lambda: ranks.rank == 1, parallel="fsdp")
         found["bad_batch"] = outcome(folder / "bad", batch_size=3)
         found["connections"] = losses_of_every_connection(ranks)
-        found["dtypes"] = seen_dtypes()
+        found["dtypes"] = {"mgt": seen_dtypes("mgt"), "mhc": seen_dtypes("mhc", **HEAD)}
         found["router"] = router_dtypes()
         (folder / f"rank{ranks.rank}.json").write_text(json.dumps(found))
 

@@ -91,7 +91,7 @@ def test_losses_gradients_and_weights_equal_those_of_one_process(together, alone
     assert wanted["final_loss"] == pytest.approx(results[0][name]["final_loss"], abs=10 * tolerance)
 
 
-@pytest.mark.parametrize("name", connections.names())
+@pytest.mark.parametrize("name", [*connections.names(), "mhc with a head"])
 def test_every_connection_can_be_replicated_and_sharded(together, name):
     """Parameters outside ``forward``, shared between sites, without axes: all of them are reduced and gathered."""
     _, results = together
@@ -145,13 +145,15 @@ def test_a_stop_of_one_rank_stops_all_and_resuming_is_bitwise(together, kind):
     assert all(torch.equal(x, b.weights()[name]) for name, x in a.weights().items())
 
 
-def test_sharded_parameters_are_float32_between_passes_and_in_the_sites(together):
+@pytest.mark.parametrize("connection", ["mgt", "mhc"])
+def test_sharded_parameters_are_float32_between_passes_and_in_the_sites(together, connection):
     """The islands: sites see whole float32 parameters while the blocks compute in bfloat16."""
     _, results = together
     for result in results:
-        seen = result["dtypes"]
+        seen = result["dtypes"][connection]
         assert seen["read"] == seen["write"] == ["Parameter torch.float32"]
         assert seen["block"] == ["Parameter torch.bfloat16"]
+        assert seen["coefficients"] == (["torch.float32"] if connection == "mhc" else [])
         assert seen["kept"] == ["DTensor torch.float32"] and seen["sharded"] == ["True"]
 
 

@@ -40,7 +40,6 @@ def test_which_mutants_apply_is_known():
     parameters = {"state_lost", "start_of_parameters_lost"}
     assert absent("sinkhorn") == parameters | {
         "convergence_overclaimed",
-        "identity_overclaimed",
         "sign_overclaimed",
         "start_dead_at_zero",
     }

@@ -29,6 +29,21 @@ def test_records_of_edits_are_found(plan):
     assert done == wanted
 
 
+@pytest.mark.parametrize(
+    ("plan", "scale"),
+    [
+        ("streams-gain", "small"),
+        ("streams-ladder", "small"),
+        ("streams-memory", "small"),
+        *(("streams-sizes", scale) for scale in ("small", "small-2x", "small-4x")),
+        *((f"streams-{name}", "smoke") for name in ("gain", "ladder", "memory", "sizes")),
+    ],
+)
+def test_records_of_streams_are_found(plan, scale):
+    done, wanted = studies.study(shipped_folder() / f"{plan}.toml", scale).progress()
+    assert done == wanted
+
+
 def test_records_of_compressions_are_found():
     done, wanted = studies.study(shipped_folder() / "compression-predicts.toml", "small").progress()
     assert done == wanted

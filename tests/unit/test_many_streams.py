@@ -67,10 +67,11 @@ def rows_sum_to_one_at_start(name):
     return bool(((mixer(mixer.start().double()).sum(-1) - 1).abs() < 1e-9).all())
 
 
+@pytest.mark.parametrize("dynamic", [True, False])
 @pytest.mark.parametrize("mixer", mixers.names())
-def test_the_untrained_network_is_the_pre_norm_network(mixer):
+def test_the_untrained_network_is_the_pre_norm_network(mixer, dynamic):
     """With every mixer whose rows sum to one at the start, at A.6 initial values; a mixer that does not says so."""
-    stream = stream_of(mixer=mixer, depth=6)
+    stream = stream_of(mixer=mixer, depth=6, dynamic=dynamic)
     claim = stream.equals_at_start()
     assert (claim is not None) == rows_sum_to_one_at_start(mixer)
     twin = stream_of("additive", depth=6)
@@ -98,8 +99,12 @@ def test_any_number_of_streams_and_odd_widths(name, n, width):
 @pytest.mark.parametrize("name", ["mhc", "hyper_connections", "mhc_delta", "denseformer", "attention_residuals"])
 def test_no_tokens_and_strided_input(name):
     stream = stream_of(name, width=6)
-    assert stream(embedding_of(6, length=0), sublayers(stream)).shape == (2, 0, 6)
-    assert stream(embedding_of(6, batch=0), sublayers(stream)).shape == (0, 5, 6)
+    for shape in ((2, 0, 6), (0, 5, 6)):
+        leaf = embedding_of(6, batch=shape[0], length=shape[1]).requires_grad_()
+        out = stream(leaf, sublayers(stream))
+        assert out.shape == shape
+        gradients = torch.autograd.grad(out.sum(), [leaf, *stream.parameters()], allow_unused=True)
+        assert not any(g.abs().sum() for g in gradients if g is not None)
     strided = embedding_of(6).transpose(0, 1).contiguous().transpose(0, 1)
     assert not strided.is_contiguous()
     assert torch.allclose(stream(strided, sublayers(stream)), stream(embedding_of(6), sublayers(stream)), atol=1e-14)

@@ -109,8 +109,9 @@ def test_the_causal_plan_is_that_of_loops_gradients_included(iterations, visible
 def test_both_ways_is_sinkhorn_and_doubly_stochastic_in_the_limit():
     scores = normal(6, 6).requires_grad_()
     torch.testing.assert_close(entropic.two_way_bridge(scores, 4).exp(), both_ways_loops(scores, 4))
-    plan = entropic.two_way_bridge(scores, 300).exp()
-    torch.testing.assert_close(plan.sum(-2), torch.ones(6, dtype=torch.float64))
+    plans = [entropic.two_way_bridge(scores.detach(), many).exp() for many in (3, 10, 300)]
+    errors = [float((plan.sum(-2) - 1).abs().max()) for plan in plans]
+    assert errors[0] > 3 * errors[1] > 9 * errors[2]
     assert torch.autograd.gradcheck(lambda s: entropic.two_way_bridge(s, 3).exp(), scores)
 
 

@@ -127,6 +127,7 @@ class MHCDelta(ManyStreams):
             "the erased share starts at 0.1, so that the start is near mHC and the gate is alive",
             "the learned value starts at 0",
             "no initial weights of sublayers depend on the number of streams",
+            "gains, sigma_2, horizon and composites are measured of the mixing matrix alone, without the erasure",
         ),
         verified=(REFERENCE,),
         bibtex="",

@@ -94,8 +94,10 @@ class Mixer(nn.Module):
 
     @property
     def signature(self) -> dict[str, Any]:
-        """What tells the matrix of these logits from that of any other mixer: registered name, streams, options. State dicts carry it."""
-        return {"mixer": self.name, "streams": self.streams, **to_plain(self.options)}
+        """What tells the matrix of these logits from that of any other mixer: registered name, streams, options but for ``start``, after
+        which nothing asks any more. State dicts carry it."""
+        options = {key: value for key, value in to_plain(self.options).items() if key != "start"}
+        return {"mixer": self.name, "streams": self.streams, **options}
 
     @property
     def claims(self) -> Claims:
@@ -168,7 +170,7 @@ class Mixer(nn.Module):
     def _require_same(self, saved: Any, where: str) -> None:
         """Raises: CheckpointError for the parameters of another mixer, whose shapes may be the same. None: the state dict does not say."""
         ours = self.signature
-        other = {key: value for key, value in (saved or {}).items() if ours.get(key, value) != value}
+        other = {key: value for key, value in (saved or {}).items() if key in ours and ours[key] != value}
         if other:
             told = {key: ours[key] for key in other}
             raise CheckpointError(

@@ -27,7 +27,7 @@ class ColumnStochastic(SquareMixer):
         coverage="every matrix with positive entries and columns that sum to one; zeros only at infinity",
         cost="n^2 logits, n^2 exponentials",
         start="logits 6 I - 3, the same matrix as Sinkhorn's: diagonal 0.9926, off-diagonal 0.0025 at n = 4; largest derivative of a "
-        "diagonal logit 0.0073, of another 0.0024; within 0.05 of the identity up to n = 22",
+        "diagonal logit 0.0073, of another 0.0025; within 0.05 of the identity up to n = 22",
         chosen=("logits start at 6 I - 3, as for Sinkhorn",),
         verified=(REFERENCE,),
     )

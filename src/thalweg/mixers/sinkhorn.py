@@ -9,7 +9,7 @@ import torch
 from thalweg.errors import InputError
 from thalweg.mixers import register
 from thalweg.mixers.base import Claims, MixerFacts, MixerOptions, SquareMixer
-from thalweg.ops.doubly_stochastic import sinkhorn
+from thalweg.ops.doubly_stochastic import LEAST_EPS, sinkhorn
 from thalweg.ops.precision import wide
 from thalweg.registry import REFERENCE
 
@@ -20,20 +20,22 @@ MOST_ITERATIONS = 10_000  # far more than helps; birkhoff_projection has the lim
 class SinkhornOptions(MixerOptions):
     """iterations: column and row normalisations, as pairs. eps: added to the first softmax and to every sum; 0 in the paper, 1e-6 in the
     released code. exact: the marginal that is normalised last: ``rows`` (what every stream receives), or ``columns`` (what it gives away),
-    which is the released code's matrix applied without its transpose, a common error, here to be studied.
+    which is the released code's matrix applied without its transpose, a common error, here to be studied. start: the untrained matrix, near
+    the ``identity``, or ``uniform``, all entries 1/n (an ablation of the source).
     """
 
     iterations: int = 20
     eps: float = 0.0
     exact: Literal["rows", "columns"] = "rows"
+    start: Literal["identity", "uniform"] = "identity"
 
     def __post_init__(self) -> None:
         if not 1 <= self.iterations <= MOST_ITERATIONS:
             raise InputError(
                 f"iterations must lie between 1 and {MOST_ITERATIONS}, got {self.iterations}; the source takes 20"
             )
-        if not 0 <= self.eps < 1:
-            raise InputError(f"eps must lie in [0, 1), got {self.eps}")
+        if not (self.eps == 0 or LEAST_EPS <= self.eps < 1):
+            raise InputError(f"eps must be 0 or lie in [{LEAST_EPS}, 1), got {self.eps}")
 
 
 @register(
@@ -59,7 +61,7 @@ class Sinkhorn(SquareMixer):
         coverage="every doubly stochastic matrix with positive entries, in the limit of the iterations; vertices only at infinity",
         cost="n^2 logits; 2 n^2 exponentials and sums for each of the iterations (20)",
         start="logits 6 I - 3: diagonal 0.9926, off-diagonal 0.0025 at n = 4; derivatives of the entries up to 0.0023; within 0.05 of the "
-        "identity up to n = 22",
+        "identity up to n = 22; start='uniform': logits 0, all entries 1/n, derivative of an entry by its own logit (1 - 1/n)^2 / n",
         chosen=("logits start at 6 I - 3 for every n",),
         deviations=("in the log domain, which the exponential domain equals where it is finite",),
         verified=(REFERENCE,),
@@ -76,15 +78,18 @@ class Sinkhorn(SquareMixer):
             columns="converging" if rows else exact,
             nonnegative=True,
             equivariant=True,
-            identity=self.starts_near if self.options.eps == 0 else self._near(),
+            identity=self._near(),
             moves=self.streams > 1,
             reaches="birkhoff",
         )
 
+    def start(self):
+        return super().start() if self.options.start == "identity" else torch.zeros(self.generators)
+
     def _near(self) -> bool:
         """Whether the start is the identity to within 0.05: every row and column sums to s, and each division leaves s / (s + eps)."""
-        n, eps = self.streams, self.options.eps
-        on, off = (math.exp(x) / (math.exp(6) + n - 1) + eps for x in (6, 0))
+        n, eps, peak = self.streams, self.options.eps, 6 if self.options.start == "identity" else 0
+        on, off = (math.exp(x) / (math.exp(peak) + n - 1) + eps for x in (peak, 0))
         for _ in range(2 * self.options.iterations - 1):
             total = on + (n - 1) * off + eps
             on, off = on / total, off / total
@@ -109,4 +114,9 @@ class Sinkhorn(SquareMixer):
 
     @classmethod
     def variants(cls):
-        return [{"iterations": 1}, {"eps": 1e-6}, {"exact": "columns", "iterations": 3}]
+        return [
+            {"iterations": 1},
+            {"eps": 1e-6},
+            {"exact": "columns", "iterations": 3},
+            {"start": "uniform", "iterations": 2},
+        ]

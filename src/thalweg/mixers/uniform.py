@@ -10,7 +10,7 @@ from thalweg.registry import REFERENCE
 @register(
     "uniform",
     summary="every stream becomes the mean of all streams",
-    source="control; mHC (arXiv 2512.24880) ablation of the start",
+    source="control: the centre of the Birkhoff polytope; that start alone: mixer sinkhorn, start=uniform",
 )
 class Uniform(ConstantMixer):
     """The matrix with all entries 1/n: what streams hold beyond their mean is lost at every site.
